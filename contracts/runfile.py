@@ -1,0 +1,241 @@
+"""The run file: everything a run is, as one validated document.
+
+Invariant: a run file is either wholly valid or refused with sentences that name the field and, for an unknown one,
+the nearest known name. Nothing is written and nothing started before that. Secrets are named by environment variable
+(`api_key_env`), never written here.
+"""
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from typing import Annotated, Any, Literal, Self, get_args, get_origin
+
+from pydantic import BaseModel, Field, StringConstraints, ValidationError, model_validator
+
+from .base import Strict
+from .limits import Limits
+from .sampling import Sampling
+
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+HttpUrl = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/]+(/\S*)?$")]
+
+
+class ModelConfig(Strict):
+    """The policy: where its tokenizer and weights are, and how messages become tokens."""
+
+    path: str = Field(min_length=1)
+    """Folder or hub name."""
+    revision: str = "main"
+    renderer: str = "auto"
+    """`auto`, or the name of a chat format of the `renderers` library (qwen3, llama_3, …)."""
+    context: int | None = Field(default=None, ge=8)
+    """Longest prompt plus completion; default: what the engine reports."""
+
+
+class EngineKind(StrEnum):
+    VLLM = "vllm"
+    DEV = "dev"
+
+
+class EngineConfig(Strict):
+    """An inference server."""
+
+    kind: EngineKind = EngineKind.VLLM
+    url: HttpUrl
+    api_key_env: str | None = None
+    concurrency: int = Field(default=64, ge=1, le=4096)
+    """Requests in flight at once."""
+
+
+class EnvironmentConfig(Strict):
+    """An environment of the mixture."""
+
+    id: str = Field(min_length=1)
+    """Entry point name, `module:Class`, or `path/to/file.py[:Class]`."""
+    name: Name | None = None
+    """What rows and pages call it; default: derived from `id`."""
+    weight: float = Field(default=1.0, gt=0)
+    """Share of the groups that count."""
+    group_size: int = Field(default=8, ge=1, le=1024)
+    args: dict[str, Any] = Field(default_factory=dict)
+    """The environment's own configuration."""
+    limits: Limits = Limits()
+
+    @property
+    def label(self) -> str:
+        if self.name is not None:
+            return self.name
+        last = self.id.rsplit(":", 1)[-1].rsplit("/", 1)[-1].removesuffix(".py")
+        return re.sub(r"[^A-Za-z0-9._-]", "-", last)
+
+
+class JudgeConfig(Strict):
+    """A language model that scores."""
+
+    url: HttpUrl
+    model: str
+    api_key_env: str | None = None
+
+
+class GroupConfig(Strict):
+    """When a group counts."""
+
+    deadline_s: float | None = Field(default=None, gt=0)
+    """Active time after which members still running are given up (infrastructure). None: wait."""
+    min_valid: int = Field(default=2, ge=1)
+    """Valid members a group needs; never more than its size."""
+    top_up: int = Field(default=2, ge=0, le=8)
+    """How many times invalid members are tried again before the task is quarantined."""
+
+
+class RolloutConfig(Strict):
+    """How much is in flight."""
+
+    concurrency: int | None = Field(default=None, ge=1, le=2000)
+    """Groups in flight; default: what the engines' concurrency can feed."""
+
+
+class BudgetConfig(Strict):
+    """When a run without trainer ends. At least one limit is required there."""
+
+    groups: int | None = Field(default=None, ge=1)
+    """Groups that count: sealed or filtered. Failed ones are replaced."""
+    sampled_tokens: float | None = Field(default=None, gt=0)
+    hours: float | None = Field(default=None, gt=0)
+
+    @property
+    def unlimited(self) -> bool:
+        return self.groups is None and self.sampled_tokens is None and self.hours is None
+
+
+class TrainerConfig(Strict):
+    """Who trains."""
+
+    kind: Literal["none"] = "none"
+    """`none`: rollouts only."""
+
+
+class EvalSet(Strict):
+    """Tasks of an evaluation."""
+
+    id: str
+    """An environment of the run, by its label or id."""
+    split: Literal["eval", "test"] = "eval"
+    tasks: int = Field(default=64, ge=1)
+    samples: int = Field(default=1, ge=1, le=1024)
+
+
+class EvalConfig(Strict):
+    """Evaluations of the run."""
+
+    at_start: bool = False
+    at_end: bool = True
+    sampling: Sampling | None = None
+    """Default: the run's sampling."""
+    sets: tuple[EvalSet, ...] = ()
+
+
+class RunConfig(Strict):
+    """A run."""
+
+    name: Name
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    model: ModelConfig
+    engines: tuple[EngineConfig, ...] = Field(min_length=1)
+    environments: tuple[EnvironmentConfig, ...] = Field(min_length=1)
+    judges: dict[str, JudgeConfig] = Field(default_factory=dict)
+    group: GroupConfig = GroupConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    sampling: Sampling = Sampling()
+    trainer: TrainerConfig = TrainerConfig()
+    eval: EvalConfig = EvalConfig()
+    budget: BudgetConfig = BudgetConfig()
+
+    @model_validator(mode="after")
+    def _parts_agree(self) -> Self:
+        labels = [environment.label for environment in self.environments]
+        for label in labels:
+            if labels.count(label) > 1:
+                raise ValueError(f"environments: two are called {label!r}; give each its own name:")
+        for chosen in self.eval.sets:
+            self.environment(chosen.id)
+        if self.budget.unlimited:
+            raise ValueError("budget: set groups, sampled_tokens or hours, so that a run without trainer ends")
+        return self
+
+    def environment(self, id_or_label: str) -> EnvironmentConfig:
+        """The environment called so. Raises ValueError naming the nearest one."""
+        for environment in self.environments:
+            if id_or_label in (environment.label, environment.id):
+                return environment
+        known = [environment.label for environment in self.environments]
+        raise ValueError(f"eval.sets: no environment {id_or_label!r} in this run; known: {', '.join(known)}")
+
+    @property
+    def concurrency(self) -> int:
+        """Groups in flight that the engines' concurrency can feed, at least 1."""
+        if self.rollout.concurrency is not None:
+            return self.rollout.concurrency
+        slots = sum(engine.concurrency for engine in self.engines)
+        return max(1, slots // max(environment.group_size for environment in self.environments))
+
+
+class RunFileError(ValueError):
+    """A run file that is refused; `problems` are sentences for people."""
+
+    def __init__(self, problems: list[str]) -> None:
+        self.problems = problems
+        super().__init__("; ".join(problems))
+
+
+def parse_run(document: object) -> RunConfig:
+    """Validate a decoded run file. Raises RunFileError with one sentence a problem."""
+    if not isinstance(document, Mapping):
+        raise RunFileError([f"a run file is a mapping of fields, not {type(document).__name__}"])
+    try:
+        return RunConfig.model_validate(document)
+    except ValidationError as error:
+        raise RunFileError([_sentence(problem, RunConfig) for problem in error.errors()]) from None
+
+
+def _sentence(problem: Any, model: type[BaseModel]) -> str:
+    path = [str(part) for part in problem["loc"]]
+    where = ".".join(path) or "run file"
+    if problem["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(path[-1], _fields_at(model, path[:-1]), n=1, cutoff=0.5)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        return f"{where}: unknown field{hint}"
+    if problem["type"] == "missing":
+        return f"{where}: required, but missing"
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    if problem["type"] == "value_error" and not path:
+        return message
+    return f"{where}: {message[:1].lower()}{message[1:]} (got {_shown(problem['input'])})"
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "…"
+
+
+def _fields_at(model: type[BaseModel], path: list[str]) -> list[str]:
+    for part in path:
+        if part.isdigit():
+            continue
+        if part not in model.model_fields:
+            return []
+        nested = next(_models_in(model.model_fields[part].annotation), None)
+        if nested is None:
+            return []
+        model = nested
+    return list(model.model_fields)
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if get_origin(annotation) is None:
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            yield annotation
+        return
+    for argument in get_args(annotation):
+        yield from _models_in(argument)

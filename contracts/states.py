@@ -1,0 +1,122 @@
+"""States of everything that has one, and the one table of legal transitions.
+
+Invariant: a state changes only along an arrow of `TRANSITIONS`; `db` applies each change with a guard on the old
+state, so two writers that race cannot both move a row. Terminal states have no arrows out.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Final
+
+
+class RunState(StrEnum):
+    """Life of a run."""
+
+    RUNNING = "running"
+    """Admits groups, or waits for a reason that `run why` shows."""
+    PAUSED = "paused"
+    """A person paused it: what is in flight finishes, nothing is admitted."""
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class GroupState(StrEnum):
+    """Life of a group. Open: admitted, running, waiting, sealed, leased."""
+
+    ADMITTED = "admitted"
+    """Counted against the budget; its workflow may not have started yet."""
+    RUNNING = "running"
+    WAITING = "waiting"
+    """Waits for people (human scores); frees its place in the budget."""
+    SEALED = "sealed"
+    """All members ended and scored; for an evaluation or a run without trainer this is the end."""
+    LEASED = "leased"
+    TRAINED = "trained"
+    FILTERED = "filtered"
+    """Sealed but without signal (equal advantages): counted, never trained."""
+    FAILED = "failed"
+    """Too few valid members, with a failure kind."""
+    STALE = "stale"
+
+
+class EpisodeState(StrEnum):
+    """Life of one attempt of an episode."""
+
+    RUNNING = "running"
+    DONE = "done"
+    """Ended with a stop reason; scored, or unscored because a judge failed."""
+    FAILED = "failed"
+    """Invalid: never votes in a baseline; carries a failure kind."""
+
+
+class EngineState(StrEnum):
+    """Whether an engine may be given work."""
+
+    READY = "ready"
+    DOWN = "down"
+    """Does not answer: asked again until it does."""
+    DRAINING = "draining"
+    QUARANTINED = "quarantined"
+    """Answers, but not what it should (wrong weights, wrong version); needs a person or a verified reload."""
+    REMOVED = "removed"
+
+
+class EvaluationState(StrEnum):
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+OPEN_GROUPS: Final = frozenset({GroupState.ADMITTED, GroupState.RUNNING, GroupState.WAITING})
+"""Groups whose workflow still has work to do."""
+
+_ENDED_RUN: Final[frozenset[StrEnum]] = frozenset({RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED})
+_ENDED_GROUP: Final[frozenset[StrEnum]] = frozenset({GroupState.SEALED, GroupState.FILTERED, GroupState.FAILED})
+
+TRANSITIONS: Final[Mapping[StrEnum, frozenset[StrEnum]]] = {
+    RunState.RUNNING: frozenset({RunState.PAUSED}) | _ENDED_RUN,
+    RunState.PAUSED: frozenset({RunState.RUNNING}) | _ENDED_RUN,
+    RunState.COMPLETED: frozenset(),
+    RunState.FAILED: frozenset(),
+    RunState.CANCELLED: frozenset(),
+    GroupState.ADMITTED: frozenset({GroupState.RUNNING, GroupState.WAITING}) | _ENDED_GROUP,
+    GroupState.RUNNING: frozenset({GroupState.WAITING}) | _ENDED_GROUP,
+    GroupState.WAITING: _ENDED_GROUP,
+    GroupState.SEALED: frozenset({GroupState.LEASED, GroupState.FILTERED, GroupState.STALE}),
+    GroupState.LEASED: frozenset({GroupState.TRAINED, GroupState.SEALED, GroupState.STALE}),
+    GroupState.TRAINED: frozenset(),
+    GroupState.FILTERED: frozenset(),
+    GroupState.FAILED: frozenset(),
+    GroupState.STALE: frozenset(),
+    EpisodeState.RUNNING: frozenset({EpisodeState.DONE, EpisodeState.FAILED}),
+    EpisodeState.DONE: frozenset(),
+    EpisodeState.FAILED: frozenset(),
+    EngineState.READY: frozenset(
+        {EngineState.DOWN, EngineState.DRAINING, EngineState.QUARANTINED, EngineState.REMOVED}
+    ),
+    EngineState.DOWN: frozenset({EngineState.READY, EngineState.QUARANTINED, EngineState.REMOVED}),
+    EngineState.DRAINING: frozenset({EngineState.READY, EngineState.DOWN, EngineState.REMOVED}),
+    EngineState.QUARANTINED: frozenset({EngineState.READY, EngineState.REMOVED}),
+    EngineState.REMOVED: frozenset(),
+    EvaluationState.RUNNING: frozenset({EvaluationState.COMPLETED, EvaluationState.FAILED, EvaluationState.CANCELLED}),
+    EvaluationState.COMPLETED: frozenset(),
+    EvaluationState.FAILED: frozenset(),
+    EvaluationState.CANCELLED: frozenset(),
+}
+
+
+class IllegalTransition(ValueError):
+    """A state change that no arrow of the table allows."""
+
+
+def sources(new: StrEnum) -> frozenset[StrEnum]:
+    """The states of the same kind from which `new` may be reached."""
+    return frozenset(old for old, targets in TRANSITIONS.items() if type(old) is type(new) and new in targets)
+
+
+def check_transition(old: StrEnum, new: StrEnum) -> None:
+    """Raise IllegalTransition unless `old` → `new` is an arrow. Staying where one is is not a change."""
+    if type(old) is not type(new) or new not in TRANSITIONS[old]:
+        raise IllegalTransition(f"{type(old).__name__} cannot go from {old} to {new}")
