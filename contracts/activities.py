@@ -147,7 +147,7 @@ class EvaluationOutcome(Wire):
     mean_reward: float | None = None
     """Mean over scored samples."""
     pass_at: dict[str, float] = Field(default_factory=dict)
-    """k → unbiased pass@k: 1 − C(n−c, k) / C(n, k), mean over tasks."""
+    """k → unbiased pass@k: 1 - C(n-c, k) / C(n, k), mean over tasks."""
 
 
 REGISTER_RUN: Final = Activity("register_run", RegisterRun, RunPlan, queues.CONTROL)
