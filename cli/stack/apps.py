@@ -1,0 +1,107 @@
+"""Our own processes in the stack: the migration, the dev engine and the workers.
+
+Invariant: they see the stack's addresses and no others. Whatever `TEMPORAL_*`, `DATABASE_URL` or engine the
+user's environment names is replaced where the stack has a part of its own.
+"""
+
+import http.client
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from ...settings import child_environment, temporal_variables
+from .files import StackHome
+from .part import Part
+from .ports import HOST
+
+WORKERS: Final[Mapping[str, str]] = {
+    "worker-workflows": "workflows",
+    "worker-activities": "model,tools,control",
+}
+"""Part name → roles. Workflow code is apart from I/O, so that no busy activity delays a workflow task."""
+
+
+def app_environment(
+    home: StackHome, *, own_temporal: bool, temporal: str | None, database: str | None, engine: str | None
+) -> dict[str, str]:
+    """The environment of our own processes: the user's, with the stack's addresses over it."""
+    changes: dict[str, str | None] = {"ATROPOS_HOME": str(home.root)}
+    if own_temporal:
+        changes |= dict.fromkeys(temporal_variables())
+        changes["TEMPORAL_CONFIG_FILE"] = str(home.temporal_profile)
+    if temporal is not None:
+        changes["TEMPORAL_ADDRESS"] = temporal
+    if database is not None:
+        changes |= {"DATABASE_URL": database, "ATROPOS_DATABASE_URL": None}
+    if engine is not None:
+        changes |= {"ATROPOS_ENGINE_URL": engine, "ATROPOS_ENGINE_API_KEY": None}
+    return child_environment(changes, inherit=True)
+
+
+def migration(env: dict[str, str]) -> Part:
+    """Bring the schema up to date, once, before any worker looks at it."""
+    return Part(
+        name="migrate",
+        argv=_module("atropos.db.migrate", "upgrade"),
+        env=env,
+        depends_on=("postgres",),
+        one_shot=True,
+        start_timeout_s=300.0,
+    )
+
+
+def engine(home: StackHome, model: Path, port: int, env: dict[str, str]) -> Part:
+    """The dev engine serving `model` under the name `policy`."""
+
+    def check() -> str | None:
+        connection = http.client.HTTPConnection(HOST, port, timeout=1.0)
+        try:
+            connection.request("GET", "/health")
+            status = connection.getresponse().status
+        except (OSError, http.client.HTTPException) as error:
+            return f"it does not answer yet ({error})"
+        finally:
+            connection.close()
+        return None if status == 200 else f"it answers with HTTP status {status}"
+
+    return Part(
+        name="engine",
+        argv=_module(
+            "atropos.inference.engine", "--model", str(model.absolute()), "--host", HOST, "--port", str(port),
+            "--served-model-name", "policy", "--journal", str(home.engine_journal),
+        ),
+        env=env,
+        ready=check,
+        address=f"http://{HOST}:{port}",
+        ports=(port,),
+        start_timeout_s=300.0,
+    )  # fmt: skip
+
+
+def worker(home: StackHome, name: str, env: dict[str, str], depends_on: tuple[str, ...]) -> Part:
+    """One worker process; it is ready once it has created its ready file, that is, once it polls."""
+    ready_file = home.run / f"{name}.ready"
+
+    def forget() -> None:
+        ready_file.unlink(missing_ok=True)
+
+    def check() -> str | None:
+        return None if ready_file.exists() else "it does not poll yet"
+
+    return Part(
+        name=name,
+        # No -P here: environments of the user are imported from the working directory.
+        argv=(sys.executable, "-m", "atropos.cli.worker", "--roles", WORKERS[name]),
+        env=env | {"ATROPOS_READY_FILE": str(ready_file)},
+        depends_on=depends_on,
+        ready=check,
+        prepare=forget,
+        address=f"roles {WORKERS[name]}",
+        start_timeout_s=120.0,
+        grace_s=25.0,
+    )
+
+
+def _module(name: str, *arguments: str) -> tuple[str, ...]:
+    return (sys.executable, "-P", "-m", name, *arguments)

@@ -1,0 +1,91 @@
+"""The stack's models in the terminal."""
+
+from typing import Final
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from .commands import DownResult, Health, StackStatus, UpResult
+from .running import Progress
+from .state import PartStatus, StackState
+
+_COLOURS: Final = {
+    Health.OK: "green",
+    Health.STARTING: "yellow",
+    Health.FAILING: "red",
+    Health.NOT_STARTED: "dim",
+}
+
+
+def render_up(result: UpResult, console: Console) -> None:
+    """Say where everything is."""
+    state = result.state
+    console.print("The stack is already running." if result.already_running else "The stack is up.")
+    for name, value in (
+        ("Temporal", state.temporal_address),
+        ("Temporal UI", state.temporal_ui),
+        ("Engine", state.engine_url),
+    ):
+        if value is not None:
+            console.print(f"  {name:<12} {value}", highlight=False)
+    postgres = next((part.address for part in state.parts if part.name == "postgres"), None)
+    if postgres is not None:
+        console.print(f"  {'Postgres':<12} {postgres}", highlight=False)
+    for note in state.notes:
+        console.print(f"Note: {note}", style="dim", highlight=False)
+
+
+def render_down(result: DownResult, console: Console) -> None:
+    """Say what was stopped."""
+    if result.stopped:
+        console.print(f"Stopped: {', '.join(result.stopped)}.", highlight=False)
+    else:
+        console.print(f"Nothing is running in {result.home}.", highlight=False, soft_wrap=True)
+
+
+def render_status(status: StackStatus, console: Console) -> None:
+    """A table of the parts with their health."""
+    if status.running:
+        console.print(
+            f"Stack in {status.home}: {status.phase}, supervisor pid {status.supervisor_pid}", highlight=False
+        )
+    else:
+        console.print(f"No stack is running in {status.home}.", highlight=False)
+    if status.error is not None:
+        console.print(f"The last start failed: {status.error}", style="red", highlight=False)
+    table = Table(box=None, pad_edge=False)
+    for column in ("part", "health", "address", "from", "pid", "restarts", "detail"):
+        table.add_column(column, overflow="fold")
+    for part in status.parts:
+        table.add_row(
+            part.name,
+            Text(part.health, style=_COLOURS[part.health]),
+            part.address,
+            part.source,
+            "" if part.pid is None else str(part.pid),
+            str(part.restarts) if part.restarts else "",
+            part.detail or "",
+        )
+    console.print(table)
+    if status.temporal_ui is not None:
+        console.print(f"Temporal UI: {status.temporal_ui}", highlight=False)
+    for note in status.notes:
+        console.print(f"Note: {note}", style="dim", highlight=False)
+
+
+def show_progress(console: Console) -> Progress:
+    """A progress callback that prints one line when a part becomes ready or fails."""
+    seen: dict[str, PartStatus] = {}
+
+    def show(state: StackState) -> None:
+        for part in state.parts:
+            if seen.get(part.name) == part.status:
+                continue
+            seen[part.name] = part.status
+            if part.status in (PartStatus.READY, PartStatus.DONE):
+                console.print(f"  {part.name} is {part.status}", style="dim", highlight=False)
+            elif part.status is PartStatus.BACKOFF:
+                console.print(f"  {part.name}: {part.detail}", style="yellow", highlight=False)
+
+    return show
