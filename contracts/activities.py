@@ -78,11 +78,10 @@ class GroupStart(Wire):
     size: int
     min_valid: int = 1
     top_up: int = 0
-    deadline_s: float | None = None
     group_scorer_at: RunAt | None = None
     """Where the group's scorers run; None where it has none."""
     start_at: RunAt = RunAt.INLINE
-    """Where an episode's start runs: scheduled where the environment has a `setup`."""
+    """Where an episode's start and end run: scheduled where the environment has a `setup` or `cleanup`."""
 
 
 class Admission(Wire):
@@ -94,7 +93,16 @@ class Admission(Wire):
     done: bool = False
     """The budget is spent and nothing is in flight."""
     waiting_for: str | None = None
-    """Why nothing (more) is admitted, in words for people; None while there is room."""
+    """Why nothing (more) is admitted, in words for people; None while groups are in flight or admitted."""
+    again_s: float = 60.0
+    """Ask again after this, or as soon as a group closes."""
+
+
+class Reconcile(Wire):
+    """Which open groups to hold against what Temporal knows: a run's training groups, or an evaluation's."""
+
+    run_id: str
+    evaluation: str | None = None
 
 
 class Reconciled(Wire):
@@ -128,16 +136,15 @@ class EvaluationPage(Wire):
     """The next groups of an evaluation to start."""
 
     groups: tuple[GroupStart, ...] = ()
-    remaining: int = 0
-    """Groups that are neither ended nor on this page."""
+    open: int = 0
+    """Groups that have not ended, those on this page included."""
 
 
 class NextEvaluationGroups(Wire):
     run_id: str
     name: str
     running: tuple[int, ...] = ()
-    """Numbers of groups in flight."""
-    room: int = 8
+    """Numbers of groups whose workflow is known to run."""
 
 
 class EvaluationOutcome(Wire):
@@ -152,7 +159,7 @@ class EvaluationOutcome(Wire):
 
 REGISTER_RUN: Final = Activity("register_run", RegisterRun, RunPlan, queues.CONTROL)
 ADMIT_GROUPS: Final = Activity("admit_groups", RunRef, Admission, queues.CONTROL)
-RECONCILE: Final = Activity("reconcile", RunRef, Reconciled, queues.CONTROL)
+RECONCILE: Final = Activity("reconcile", Reconcile, Reconciled, queues.CONTROL)
 SET_RUN_STATE: Final = Activity("set_run_state", SetRunState, RunState, queues.CONTROL)
 TUNE_RUN: Final = Activity("tune_run", TuneRun, RunState, queues.CONTROL)
 CANCEL_GROUPS: Final = Activity("cancel_groups", RunRef, int, queues.CONTROL)
@@ -208,6 +215,18 @@ class StartEpisode(Wire):
     key: EpisodeKey
 
 
+class EpisodeResult(Wire):
+    key: EpisodeKey
+    valid: bool
+    stop: StopReason
+    failure: FailureKind | None = None
+    reward: float | None = None
+    turns: int = 0
+    sampled_tokens: int = 0
+    policy_version: int | None = None
+    """The oldest version that sampled a token."""
+
+
 class ScorerPlan(Wire):
     """Where one reward, metric or stop condition runs."""
 
@@ -229,9 +248,8 @@ class EpisodePlan(Wire):
     """Where the environment's `step` runs; None where it has none."""
     scorers: tuple[ScorerPlan, ...] = ()
     """Rewards and metrics that do not run inline; inline ones run when the episode is finished."""
-    stops: bool = False
-    """The environment has stop conditions."""
-    cleanup_at: RunAt | None = None
+    ended: EpisodeResult | None = None
+    """Set where this attempt has ended before: there is nothing left to do."""
 
 
 class SampleTurn(Wire):
@@ -294,18 +312,6 @@ class FinishEpisode(Wire):
     failure: FailureKind | None = None
     reason: str | None = None
     """What went wrong, in words (preview)."""
-
-
-class EpisodeResult(Wire):
-    key: EpisodeKey
-    valid: bool
-    stop: StopReason
-    failure: FailureKind | None = None
-    reward: float | None = None
-    turns: int = 0
-    sampled_tokens: int = 0
-    policy_version: int | None = None
-    """The oldest version that sampled a token."""
 
 
 START_EPISODE: Final = Activity(

@@ -11,7 +11,7 @@ from typing import Any
 from .ids import EpisodeKey
 from .messages import Message, ToolCall
 from .reasons import FailureKind, FinishReason, StopReason
-from .states import EpisodeState
+from .states import EpisodeState, RunState
 
 
 class BadRecord(ValueError):
@@ -136,6 +136,8 @@ class EpisodeFacts:
     stop: StopReason | None = None
     failure: FailureKind | None = None
     reward: float | None = None
+    run_state: RunState = RunState.RUNNING
+    """Asked before every model call: an ended run buys no more tokens."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,14 @@ from .base import Strict
 from .limits import Limits
 from .sampling import Sampling
 
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
-HttpUrl = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/]+(/\S*)?$")]
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
+_URL = r"^https?://[^\s/]+(/\S*)?$"
+_PATTERNS = {
+    _NAME: "a name is up to 63 letters, digits, '.', '_' and '-', and starts with a letter or digit",
+    _URL: "an address looks like http://host:port/v1",
+}
+Name = Annotated[str, StringConstraints(pattern=_NAME)]
+HttpUrl = Annotated[str, StringConstraints(pattern=_URL)]
 
 
 class ModelConfig(Strict):
@@ -81,8 +87,6 @@ class JudgeConfig(Strict):
 class GroupConfig(Strict):
     """When a group counts."""
 
-    deadline_s: float | None = Field(default=None, gt=0)
-    """Active time after which members still running are given up (infrastructure). None: wait."""
     min_valid: int = Field(default=2, ge=1)
     """Valid members a group needs; never more than its size."""
     top_up: int = Field(default=2, ge=0, le=8)
@@ -158,8 +162,10 @@ class RunConfig(Strict):
         for label in labels:
             if labels.count(label) > 1:
                 raise ValueError(f"environments: two are called {label!r}; give each its own name:")
-        for chosen in self.eval.sets:
-            self.environment(chosen.id)
+        chosen = [(self.environment(one.id).label, one.split) for one in self.eval.sets]
+        for label, split in chosen:
+            if chosen.count((label, split)) > 1:
+                raise ValueError(f"eval.sets: {label!r} is listed twice for the split {split!r}")
         if self.budget.unlimited:
             raise ValueError("budget: set groups, sampled_tokens or hours, so that a run without trainer ends")
         return self
@@ -171,6 +177,16 @@ class RunConfig(Strict):
                 return environment
         known = [environment.label for environment in self.environments]
         raise ValueError(f"eval.sets: no environment {id_or_label!r} in this run; known: {', '.join(known)}")
+
+    def evaluations(self, when: Literal["start", "end"]) -> dict[str, EvalSet]:
+        """Evaluations to run then, by name."""
+        wanted = self.eval.at_start if when == "start" else self.eval.at_end
+        sets = self.eval.sets if wanted else ()
+        return {f"{when}-{self.environment(chosen.id).label}-{chosen.split}": chosen for chosen in sets}
+
+    def sampling_for(self, evaluation: str | None) -> Sampling:
+        """The sampling of training episodes, or of an evaluation's."""
+        return self.sampling if evaluation is None else self.eval.sampling or self.sampling
 
     @property
     def concurrency(self) -> int:
@@ -196,18 +212,30 @@ def parse_run(document: object) -> RunConfig:
     try:
         return RunConfig.model_validate(document)
     except ValidationError as error:
-        raise RunFileError([_sentence(problem, RunConfig) for problem in error.errors()]) from None
+        raise RunFileError([_sentence(problem) for problem in _root_causes(error.errors())]) from None
 
 
-def _sentence(problem: Any, model: type[BaseModel]) -> str:
+def _root_causes(problems: list[Any]) -> list[Any]:
+    """Without the follow-up complaint that a list is too short because its only item was bad."""
+    paths = [problem["loc"] for problem in problems]
+    return [
+        problem
+        for problem in problems
+        if not any(len(path) > len(problem["loc"]) and path[: len(problem["loc"])] == problem["loc"] for path in paths)
+    ]
+
+
+def _sentence(problem: Any) -> str:
     path = [str(part) for part in problem["loc"]]
     where = ".".join(path) or "run file"
     if problem["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(path[-1], _fields_at(model, path[:-1]), n=1, cutoff=0.5)
+        near = difflib.get_close_matches(path[-1], _fields_at(RunConfig, path[:-1]), n=1, cutoff=0.5)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         return f"{where}: unknown field{hint}"
     if problem["type"] == "missing":
         return f"{where}: required, but missing"
+    if problem["type"] == "string_pattern_mismatch":
+        return f"{where}: {_PATTERNS[problem['ctx']['pattern']]} (got {_shown(problem['input'])})"
     message = str(problem["msg"]).removeprefix("Value error, ")
     if problem["type"] == "value_error" and not path:
         return message

@@ -1,0 +1,44 @@
+"""The one plugin that client, worker, replayer and tests share.
+
+Invariant: converter and sandbox rules are the same wherever a history is written or read. Payloads leave out fields
+that were not set, which keeps histories small; our models ignore fields they do not know, so builds can differ.
+"""
+
+import dataclasses
+
+from temporalio.contrib.pydantic import PydanticPayloadConverter, ToJsonOptions, pydantic_data_converter
+from temporalio.plugin import SimplePlugin
+from temporalio.worker import WorkflowRunner
+from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
+
+from .episode import EpisodeWorkflow
+from .evaluation import EvaluationWorkflow
+from .group import GroupWorkflow
+from .rollout import RolloutWorkflow
+from .run import RunWorkflow
+
+WORKFLOWS = (RunWorkflow, RolloutWorkflow, GroupWorkflow, EpisodeWorkflow, EvaluationWorkflow)
+"""Every workflow a worker serves and a replayer knows."""
+
+
+class CompactPayloadConverter(PydanticPayloadConverter):
+    """Pydantic JSON without the fields nobody set."""
+
+    def __init__(self) -> None:
+        super().__init__(ToJsonOptions(exclude_unset=True))
+
+
+DATA_CONVERTER = dataclasses.replace(pydantic_data_converter, payload_converter_class=CompactPayloadConverter)
+
+
+def _runner(existing: WorkflowRunner | None) -> WorkflowRunner:
+    """The sandbox, with our contracts loaded once per process instead of once per workflow."""
+    restrictions = SandboxRestrictions.default.with_passthrough_modules("atropos.contracts")
+    return SandboxedWorkflowRunner(restrictions=restrictions)
+
+
+class AtroposPlugin(SimplePlugin):
+    """Give it to `Client.connect(plugins=[…])`; workers made from that client inherit it. Also for `Replayer`."""
+
+    def __init__(self) -> None:
+        super().__init__("atropos", data_converter=DATA_CONVERTER, workflow_runner=_runner)
