@@ -1,0 +1,125 @@
+"""What an inference server is to everything above: one small protocol, and the words it uses.
+
+Invariant: a `Completion` is whole and consistent when it exists: as many finite logprobs as tokens, spans that tile
+them, and at most one stop token, the last. Clients refuse (EngineFailure) what is not so; they never repair it, since
+a logprob that was made up trains a policy that nobody sampled.
+"""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ..contracts.reasons import FinishReason
+from ..contracts.records import EngineRecord
+from ..contracts.runfile import EngineKind
+from ..contracts.sampling import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRequest:
+    """One completion to sample.
+
+    `prompt_ids`: the whole prompt, exactly as the segment holds it. `max_tokens`: the flow's budget for this
+    completion (it may be below `sampling.max_tokens`). `request_id`: the same at every try of the same turn.
+    """
+
+    request_id: str
+    prompt_ids: list[int]
+    sampling: Sampling
+    max_tokens: int
+    stop_token_ids: tuple[int, ...]
+    seed: int | None = None
+    agent: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LabelSpan:
+    """Tokens [start, end) were sampled by the weights that the engine calls `label`."""
+
+    label: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What an engine sampled.
+
+    `logprobs`: of the sampling distribution at the request's temperature, one a token. `finish` STOP means that the
+    last token is one of the request's stop tokens; after LENGTH no end token is added.
+    """
+
+    token_ids: list[int]
+    logprobs: list[float]
+    finish: FinishReason
+    spans: tuple[LabelSpan, ...]
+    incarnation: str
+    usage_prompt: int
+    """Prompt tokens the engine says it read; equals `len(prompt_ids)`."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightInfo:
+    """Which weights an engine holds, and which life of the engine this is."""
+
+    label: str
+    """The engine's own name for its weights; `default` after a start."""
+    incarnation: str
+    """Changes when the engine's process does."""
+
+
+class Engine(Protocol):
+    """An inference server. Every method raises EngineFailure and nothing else; cancelling one ends its request."""
+
+    engine_id: str
+
+    async def sample(self, request: SampleRequest) -> Completion: ...
+
+    async def health(self) -> None:
+        """Returns where the server is up, raises where it is not."""
+        ...
+
+    async def weight_info(self) -> WeightInfo: ...
+
+    async def context_limit(self) -> int | None:
+        """Longest prompt plus completion in tokens, as the server says; None where it does not."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAddress:
+    """Where an engine is and how many requests it may have in flight. The key never shows in a repr."""
+
+    engine_id: str
+    kind: EngineKind
+    url: str
+    concurrency: int = 64
+    api_key: str | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, record: EngineRecord, api_key: str | None) -> "EngineAddress":
+        return cls(record.engine_id, EngineKind(record.kind), record.url, record.concurrency, api_key)
+
+
+def why_untrainable(sampling: Sampling) -> str | None:
+    """Why completions sampled so must not train, as a sentence; None where they may.
+
+    Truncation gives logprobs of another distribution than the trainer computes, and temperature 0 has none.
+    """
+    if sampling.truncated:
+        return "sampling: top_p below 1 or top_k above 0 cannot be trained on; leave both at their defaults"
+    if sampling.temperature == 0.0:
+        return "sampling: temperature 0 draws nothing, so there is nothing to train on; set it above 0"
+    return why_unsupported(sampling)
+
+
+def why_unsupported(sampling: Sampling) -> str | None:
+    """Why the token wire cannot sample so, as a sentence; None where it can.
+
+    A stop string is found in text, and the engine does not turn tokens into text on this wire; a string may also end
+    inside a token, and then the tokens would say more than the message. The chat format's own stop tokens end a turn.
+    """
+    if sampling.stop:
+        return "sampling.stop: stop strings do not work with tokens in and out; the chat format's end token ends a turn"
+    return None

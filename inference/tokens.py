@@ -1,0 +1,362 @@
+"""Messages to tokens and back, by the chat formats of the `renderers` library.
+
+Invariant: within a segment the stream of ids only grows. `extend` appends to exactly what was sent and what was
+sampled, or says None, and then the caller opens a new segment; nothing sampled is tokenised a second time and nothing
+is thrown away. So the ids of a segment are the ids the engine saw, and the mask (1 on sampled ids) needs no guessing.
+
+The token that ends a turn is there once: sampled where the model stopped by itself; where a turn was cut by its
+length, the format's own end opens the next delta and is not counted as sampled.
+
+Which format: `ModelConfig.renderer` is a name of the library, with options after a question mark where the format has
+some (`qwen3?enable_thinking=false`). `auto` takes `renderer.json` of the model's folder (`{"name": "qwen3",
+"enable_thinking": false}`), else the library's own table of models, else the model's chat template, which cannot be
+extended: every turn opens a segment.
+"""
+
+import difflib
+import json
+import logging
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import parse_qsl
+
+from ..contracts.messages import ImagePart, Message, Role, ToolCall, ToolSpec
+from ..contracts.runfile import ModelConfig
+
+logger = logging.getLogger(__name__)
+
+RENDERER_FILE: Final = "renderer.json"
+_DEEPEST: Final = 64
+"""Nesting of a tool call's arguments that is still passed on; Postgres and pydantic both give up somewhere deeper."""
+_LIMIT_FIELDS: Final = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
+
+
+class TokensError(ValueError):
+    """A model folder, chat format or message that cannot be turned into tokens; one sentence for people."""
+
+
+class TokenRenderer:
+    """Messages ↔ ids of one model. Safe to share between threads and tasks.
+
+    `context_limit`: longest prompt plus completion in tokens by the model's own `config.json`, None where unknown.
+    `vocabulary`: number of ids the model may sample (embedding rows, which may exceed the tokenizer's).
+    """
+
+    def __init__(self, tokenizer: Any, renderer: Any, name: str, config: dict[str, Any]) -> None:
+        self.name = name
+        self.context_limit = _context_limit(config)
+        self.vocabulary = max(len(tokenizer), _whole(_text_config(config).get("vocab_size")) or 0)
+        self.stop_token_ids: tuple[int, ...] = tuple(renderer.get_stop_token_ids())
+        self._tokenizer = tokenizer
+        self._renderer = renderer
+        # One thread at a time: a fast tokenizer refuses to be borrowed twice while its settings change.
+        self._lock = threading.Lock()
+
+    def open(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:
+        """The whole prompt, up to where the model begins to speak. Raises TokensError."""
+        plain = [_plain_message(message) for message in messages]
+        try:
+            with self._lock:
+                ids = self._renderer.render_ids(plain, tools=_plain_tools(tools), add_generation_prompt=True)
+        except Exception as error:
+            raise TokensError(f"the {self.name} format cannot render these messages: {error}") from error
+        return list(ids)
+
+    def extend(
+        self,
+        prompt_ids: Sequence[int],
+        sampled: Sequence[int],
+        new_messages: Sequence[Message],
+        tools: Sequence[ToolSpec] = (),
+    ) -> list[int] | None:
+        """The ids to append after `prompt_ids + sampled` so that `new_messages` are told and the model speaks next.
+
+        None where the format cannot continue this stream: the caller opens a new segment with all messages.
+        Raises TokensError where the messages cannot be rendered at all.
+        """
+        before = [*prompt_ids, *sampled]
+        plain = [_plain_message(message) for message in new_messages]
+        try:
+            with self._lock:
+                bridged = self._renderer.bridge_to_next_turn(
+                    previous_prompt_ids=list(prompt_ids),
+                    previous_completion_ids=list(sampled),
+                    new_messages=plain,
+                    tools=_plain_tools(tools),
+                )
+        except Exception as error:
+            raise TokensError(f"the {self.name} format cannot render these messages: {error}") from error
+        ids = None if bridged is None else list(bridged.token_ids)
+        if ids is None or len(ids) <= len(before) or ids[: len(before)] != before:
+            return None
+        return ids[len(before) :]
+
+    def parse(
+        self,
+        sampled: Sequence[int],
+        *,
+        turn: int,
+        prompt_ids: Sequence[int] | None = None,
+        tools: Sequence[ToolSpec] = (),
+        agent: str | None = None,
+    ) -> Message:
+        """The message in sampled ids. Never raises: what cannot be read becomes a tool call with a `problem`.
+
+        Call ids are `call_{turn}_{index}`, or the format's own where it has them, so parsing again gives the same.
+        """
+        try:
+            with self._lock:
+                parsed = self._renderer.parse_response(
+                    list(sampled),
+                    tools=_plain_tools(tools),
+                    prompt_ids=None if prompt_ids is None else list(prompt_ids),
+                )
+        except Exception as error:  # the library trusts its JSON: deep nesting and huge numbers raise through it
+            raw = self.decode(sampled)
+            problem = f"The message could not be read ({type(error).__name__}); call the tool again, in plain JSON."
+            call = ToolCall(id=f"call_{turn}_0", name="", problem=problem, raw=raw)
+            return Message(role=Role.ASSISTANT, content="", tool_calls=(call,), agent=agent)
+        taken: set[str] = set()
+        calls = []
+        for index, call in enumerate(parsed.tool_calls):
+            own = call.id if isinstance(call.id, str) and call.id and call.id not in taken else None
+            call_id = own or f"call_{turn}_{index}"
+            taken.add(call_id)
+            calls.append(_tool_call(call_id, call))
+        return Message(
+            role=Role.ASSISTANT,
+            content=parsed.content or "",
+            reasoning=parsed.reasoning_content or None,
+            tool_calls=tuple(calls),
+            agent=agent,
+        )
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, special tokens included; bytes that are no UTF-8 become U+FFFD."""
+        with self._lock:
+            return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+
+
+_LOADED: dict[tuple[str, str, str], TokenRenderer] = {}
+_LOADING = threading.Lock()
+
+
+def load_renderer(model: ModelConfig) -> TokenRenderer:
+    """The renderer of a model, kept for the life of the process. Reads the tokenizer's files, never the weights.
+
+    Raises TokensError with one sentence: folder missing, no tokenizer in it, unknown format (with the nearest name).
+    """
+    key = (model.path, model.revision, model.renderer)
+    with _LOADING:
+        if key not in _LOADED:
+            _LOADED[key] = _load(model)
+        return _LOADED[key]
+
+
+def _load(model: ModelConfig) -> TokenRenderer:
+    from renderers.base import create_renderer
+
+    folder = Path(model.path).expanduser()
+    name, options = _chosen_format(model.renderer, folder)
+    config_class = _config_class(name)
+    tokenizer = _load_tokenizer(model, folder)
+    try:
+        renderer = create_renderer(tokenizer, config_class(**options))
+        if getattr(renderer, "config", None) is not None:
+            name = renderer.config.name
+    except Exception as error:
+        raise TokensError(f"model.renderer: {name!r} does not fit the tokenizer of {model.path}: {error}") from error
+    if name == "default" and not getattr(tokenizer, "chat_template", None):
+        raise TokensError(
+            f"model.renderer: {model.path} has no chat template and is in no table; name its format, e.g. qwen3"
+        )
+    if name == "default":
+        logger.warning("%s uses its chat template: tool calls are not read and every turn opens a segment", model.path)
+    return TokenRenderer(tokenizer, renderer, name, _model_config(model, folder))
+
+
+def _chosen_format(spec: str, folder: Path) -> tuple[str, dict[str, Any]]:
+    """Name and options: what is spelt after `?` wins over the model folder's `renderer.json` for the same name."""
+    name, _, query = spec.partition("?")
+    options: dict[str, Any] = {}
+    file = folder / RENDERER_FILE
+    if file.is_file():
+        try:
+            saved = dict(json.loads(file.read_text("utf-8")))
+            saved_name = str(saved.pop("name"))
+        except (ValueError, KeyError, TypeError) as error:
+            raise TokensError(f"{file} is not usable: it needs a JSON object with a name ({error})") from error
+        if name in ("auto", saved_name):
+            name, options = saved_name, saved
+    for key, value in parse_qsl(query, keep_blank_values=True):
+        try:
+            options[key] = json.loads(value)
+        except ValueError:
+            options[key] = value
+    return name, options
+
+
+def _config_class(name: str) -> Any:
+    from renderers import base, configs
+
+    base._populate_registry()
+    known = ["auto", *sorted(base.RENDERER_REGISTRY)]
+    plain = name.replace("_", "-")
+    if plain not in known:
+        near = difflib.get_close_matches(plain, known, n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+        raise TokensError(f"model.renderer: no chat format is called {name!r}; {hint}")
+    return configs.AutoRendererConfig if plain == "auto" else configs._config_class_for(plain)
+
+
+def _load_tokenizer(model: ModelConfig, folder: Path) -> Any:
+    # Not AutoTokenizer first: it imports torch where that is installed, which a worker does not need.
+    from transformers import PreTrainedTokenizerFast
+
+    local = _is_local(model.path, folder)
+    if local and not folder.is_dir():
+        raise TokensError(f"model.path: the folder {model.path} does not exist")
+    source = str(folder) if local else model.path
+    revision = {} if local else {"revision": model.revision}
+    try:
+        if not local or (folder / "tokenizer.json").is_file():
+            return PreTrainedTokenizerFast.from_pretrained(source, **revision)
+    except Exception as error:
+        if local:
+            raise TokensError(f"model.path: the tokenizer in {model.path} cannot be read: {error}") from error
+    try:
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(source, trust_remote_code=False, **revision)
+    except Exception as error:
+        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        if local:
+            raise TokensError(f"model.path: the folder {model.path} has no tokenizer: {first}") from error
+        raise TokensError(
+            f"model.path: {model.path} is neither a folder here nor a model the hub gives us: {first}"
+        ) from error
+
+
+def _is_local(path: str, folder: Path) -> bool:
+    return folder.exists() or path.startswith((".", "/", "~")) or path.count("/") > 1
+
+
+def _model_config(model: ModelConfig, folder: Path) -> dict[str, Any]:
+    """The model's config.json as plain JSON; empty where there is none."""
+    file: Path | str | None = folder / "config.json"
+    try:
+        if not _is_local(model.path, folder):
+            from transformers.utils.hub import cached_file
+
+            file = cached_file(model.path, "config.json", revision=model.revision)
+        value = json.loads(Path(file).read_text("utf-8")) if file is not None else {}
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _text_config(config: dict[str, Any]) -> dict[str, Any]:
+    nested = config.get("text_config")
+    return nested if isinstance(nested, dict) else config
+
+
+def _context_limit(config: dict[str, Any]) -> int | None:
+    values = [_whole(_text_config(config).get(name)) for name in _LIMIT_FIELDS]
+    return next((value for value in values if value is not None), None)
+
+
+def _whole(value: object) -> int | None:
+    return value if type(value) is int and value > 0 else None
+
+
+def _plain_tools(tools: Sequence[ToolSpec]) -> list[dict[str, Any]] | None:
+    """OpenAI's envelope, which is what models were trained to see in their system prompt."""
+    if not tools:
+        return None
+    return [
+        {
+            "type": "function",
+            "function": {"name": tool.name, "description": tool.description, "parameters": tool.parameters},
+        }
+        for tool in tools
+    ]
+
+
+def _plain_message(message: Message) -> dict[str, Any]:
+    if not isinstance(message.content, str) and any(isinstance(part, ImagePart) for part in message.content):
+        raise TokensError("a message has an image; this engine takes text only")
+    text = message.text
+    out: dict[str, Any] = {"role": message.role.value}
+    calls = [call for call in message.tool_calls if call.problem is None]
+    # A malformed call has no structure to render again; what the model wrote stays visible to it as text.
+    broken = [call.raw for call in message.tool_calls if call.problem is not None and call.raw]
+    out["content"] = "\n".join([part for part in (text, *broken) if part])
+    if message.reasoning is not None:
+        out["reasoning_content"] = message.reasoning
+    if calls:
+        out["tool_calls"] = [
+            {"type": "function", "id": call.id, "function": {"name": call.name, "arguments": call.arguments}}
+            for call in calls
+        ]
+    if message.tool_call_id is not None:
+        out["tool_call_id"] = message.tool_call_id
+    if message.name is not None:
+        out["name"] = message.name
+    return out
+
+
+_PROBLEMS: Final = {
+    "invalid_json": "The tool call is not valid JSON.",
+    "unclosed_block": "The tool call was opened but never closed.",
+    "missing_name": "The tool call has no name.",
+    "malformed_structure": "The tool call does not have the shape this format asks for.",
+}
+
+
+def _tool_call(call_id: str, parsed: Any) -> ToolCall:
+    name = parsed.name if isinstance(parsed.name, str) and _is_unicode(parsed.name) else ""
+    problem = _PROBLEMS.get(str(parsed.status.value)) or _argument_problem(parsed)
+    if problem is not None:
+        return ToolCall(id=call_id, name=name, problem=problem, raw=parsed.raw or "")
+    return ToolCall(id=call_id, name=name, arguments=parsed.arguments or {})
+
+
+def _argument_problem(parsed: Any) -> str | None:
+    if not isinstance(parsed.name, str) or not parsed.name or not _is_unicode(parsed.name):
+        return "The tool call's name is not text."
+    arguments = parsed.arguments
+    if arguments is not None and not isinstance(arguments, dict):
+        return "The tool call's arguments are not a JSON object."
+    try:
+        if _depth(arguments) > _DEEPEST:
+            return "The tool call's arguments are nested too deeply."
+        json.dumps(arguments, allow_nan=False, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        return "The tool call's arguments contain half a character (a lone surrogate)."
+    except ValueError:
+        return "The tool call's arguments contain a number that JSON does not have (NaN, infinity or too long)."
+    return None
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _depth(value: object) -> int:
+    """Nesting of lists and objects, without recursion."""
+    deepest, level = 0, [value]
+    while level and deepest <= _DEEPEST:
+        level = [
+            child
+            for item in level
+            if isinstance(item, dict | list)
+            for child in (item.values() if isinstance(item, dict) else item)
+        ]
+        deepest += 1
+    return deepest
