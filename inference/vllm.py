@@ -60,7 +60,7 @@ class VllmEngine:
         self._vocabulary = vocabulary or _VOCABULARY
         # Never through a proxy of the environment: an engine is on this machine or a private network.
         self._http = httpx.AsyncClient(
-            base_url=address.url.rstrip("/"),
+            base_url=address.url.rstrip("/").removesuffix("/v1"),
             headers={"authorization": f"Bearer {address.api_key}"} if address.api_key else {},
             timeout=httpx.Timeout(connect=_CONNECT_S, read=None, write=_SEND_S, pool=None),
             transport=httpx.AsyncHTTPTransport(
