@@ -1,0 +1,163 @@
+"""`python -m atropos.inference.engine`: serve one model over HTTP.
+
+Invariant: everything that can be refused is refused before the model is loaded, in one sentence and with exit code 2;
+the address is bound first, so that a taken port costs nothing. Exit code 1: sampling died.
+"""
+
+import argparse
+import gc
+import importlib.util
+import ipaddress
+import logging
+import os
+import socket
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    pass
+
+NEEDED = ("torch", "transformers", "safetensors", "starlette", "uvicorn")
+KEEP_ALIVE_S = 75
+"""Longer than any client's pool keeps an idle connection, so that it is never the server that closes first."""
+
+
+class Refused(Exception):
+    """Input that cannot be served, as one sentence."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = _parser().parse_args(argv)
+    try:
+        _require_packages()
+        listener = _bind(arguments.host, arguments.port, arguments.token)
+        return _serve(arguments, listener)
+    except Refused as refused:
+        print(refused, file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m atropos.inference.engine", description="Serve a small model.")
+    add = parser.add_argument
+    add("--model", type=Path, required=True, help="folder with config.json, model.safetensors and a tokenizer")
+    add("--port", type=int, required=True, help="port to listen on; 0 picks a free one and prints it")
+    add("--host", default="127.0.0.1")
+    add("--served-model-name", default="policy", help="the name that requests must give as model")
+    add("--journal", type=Path, help="append a line for every sampled token to this file")
+    add("--device", choices=["auto", "cpu", "cuda", "mps"], default="auto")
+    add("--dtype", choices=["float32", "bfloat16", "float16"], default="float32")
+    add("--max-model-len", type=_positive, help="tokens of prompt and answer; default: what the model has")
+    add("--max-num-seqs", type=_positive, default=128, help="requests computed in one step")
+    add("--kv-cache-mb", type=_positive, default=512, help="memory for keys and values, in MiB")
+    add("--threads", type=_positive, help="torch threads on a CPU; default: the cores, at most 4")
+    add("--token", help="bearer token that requests must carry; needed to listen beyond this machine")
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+def _require_packages() -> None:
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise Refused(
+            f"The dev engine needs {', '.join(missing)}: pip install 'atropos-durable[engine]'"
+            " (small CPU builds of torch: https://pytorch.org/get-started/locally)."
+        )
+
+
+def _bind(host: str, port: int, token: str | None) -> socket.socket:
+    if not token and not _loopback(host):
+        raise Refused(f"Listening on {host} would open the engine to others: add --token, or use 127.0.0.1.")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        # Listening at once: a second engine on this port must fail now, not when its model is loaded.
+        listener.listen(2048)
+    except (OSError, OverflowError) as error:
+        listener.close()
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise Refused(f"Cannot listen on {host}:{port} ({reason}); choose another --port.") from error
+    return listener
+
+
+def _loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _serve(arguments: argparse.Namespace, listener: socket.socket) -> int:
+    import torch
+    import uvicorn
+
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    try:
+        from .batching import Unsupported
+        from .chat import load_chat
+        from .loading import limits, load, pick_device
+        from .scheduler import Engine
+        from .server import Served, create_app
+    except ImportError as error:
+        raise Refused(f"This transformers does not fit the dev engine ({error}); install 5.24 or newer.") from error
+    from .journal import Journal
+
+    torch.set_num_threads(arguments.threads or min(4, len(os.sched_getaffinity(0))))
+    try:
+        device = pick_device(arguments.device)
+        loaded = load(arguments.model, device, arguments.dtype, arguments.max_model_len)
+        sizes = limits(loaded, arguments.max_num_seqs, arguments.kv_cache_mb)
+        journal = Journal(arguments.journal)
+    except Unsupported as error:
+        raise Refused(str(error)) from error
+    except OSError as error:
+        raise Refused(f"The journal {arguments.journal} cannot be opened: {error.strerror}.") from error
+
+    servers: list[uvicorn.Server] = []
+    died: list[bool] = []
+
+    def on_fatal() -> None:
+        died.append(True)
+        for server in servers:
+            server.should_exit = True
+
+    engine = Engine(loaded.model, arguments.model, sizes, loaded.context, loaded.eos_ids, journal, on_fatal)
+    served = Served(engine, load_chat(arguments.model), arguments.served_model_name, _version())
+    config = uvicorn.Config(
+        create_app(served, arguments.token),
+        log_level="warning",
+        access_log=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=3,
+    )
+    servers.append(uvicorn.Server(config))
+    # What is alive now stays; collections then look at requests only.
+    gc.collect()
+    gc.freeze()
+    host, port = listener.getsockname()[:2]
+    print(f"Serving {arguments.served_model_name} at http://{host}:{port} on {device}.", flush=True)
+    servers[0].run(sockets=[listener])
+    return 1 if died else 0
+
+
+def _version() -> str:
+    try:
+        return version("atropos-durable")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
