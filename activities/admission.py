@@ -1,0 +1,122 @@
+"""Admission with its surroundings: draw tasks from environments, ask engines whether they are there.
+
+Invariant: the decision itself is `contracts.admission` over counts read under the run row's lock; this module only
+brings the tasks and writes nothing of its own.
+"""
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+from ..contracts.admission import next_environment, room, task_index
+from ..contracts.records import NewGroup
+from ..contracts.states import EngineState
+from ..db.admission import AdmissionState, admit
+from ..db.engines import engines_of, set_engine_state
+from ..db.groups import GroupRow
+from ..db.runs import RunRow
+from ..environments.loaded import LoadedEnvironment
+from ..inference.engines import EngineAddress
+from ..inference.errors import EngineFailure
+from ..inference.vllm import connect_engine
+from .services import Services
+
+PAGE = 8
+"""Groups a call admits at most: steadily, not in waves."""
+
+
+@dataclass(frozen=True)
+class Admitted:
+    groups: list[GroupRow]
+    open: int
+    done: bool
+
+
+async def admit_some(services: Services, row: RunRow) -> Admitted:
+    """Admit up to a page of groups. Raises EnvironmentFault where an environment cannot make its task."""
+    environments = {label: await services.environment(row.run_id, label) for label in row.weights}
+    seen: list[AdmissionState] = []
+
+    async def propose(state: AdmissionState) -> list[NewGroup]:
+        seen.append(state)
+        return _draw(row, state, environments)
+
+    groups = await admit(services.store, row.run_id, propose)
+    state = seen[-1]
+    open_after = state.open_total + len(groups)
+    spent = budget_spent(row, state)
+    return Admitted(groups, open_after, done=spent and open_after == 0)
+
+
+def budget_spent(row: RunRow, state: AdmissionState) -> bool:
+    """Whether nothing more may be admitted, ever. Groups in flight still finish."""
+    budget = row.config.budget
+    hours = (time.time() - row.created_at.timestamp()) / 3600
+    return (
+        (budget.groups is not None and state.counted_total >= budget.groups)
+        or (budget.sampled_tokens is not None and state.sampled_tokens >= budget.sampled_tokens)
+        or (budget.hours is not None and hours >= budget.hours)
+    )
+
+
+def _draw(row: RunRow, state: AdmissionState, environments: dict[str, LoadedEnvironment]) -> list[NewGroup]:
+    if budget_spent(row, state):
+        return []
+    places = room(
+        concurrency=state.concurrency,
+        running=state.open_total,
+        counted=state.counted_total,
+        budget=row.config.budget.groups,
+    )
+    counted = {label: view.counted for label, view in state.environments.items()}
+    draws = {label: view.next_draw for label, view in state.environments.items()}
+    sizes = {environment.label: environment.group_size for environment in row.config.environments}
+    groups = []
+    for _ in range(min(places, PAGE)):
+        label = next_environment(state.weights, counted)
+        environment = environments[label]
+        index = task_index(draws[label], environment.size("train"), row.config.seed)
+        task = environment.make_task("train", index)
+        groups.append(
+            NewGroup(
+                environment=label,
+                split="train",
+                task_key=task.key,
+                task_data=task.plain_data(),
+                task_info=dict(task.info),
+                draw=draws[label],
+                size=sizes[label],
+            )
+        )
+        draws[label] += 1
+        counted[label] += 1
+    return groups
+
+
+async def engine_outage(services: Services, run_id: str) -> str | None:
+    """Why no engine of the run can take work, in words; None where one can. Asks each and writes what it found."""
+    records = await engines_of(services.store, run_id)
+    usable = [record for record in records if record.state in (EngineState.READY, EngineState.DOWN)]
+    found = await asyncio.gather(*(_probe(services, EngineAddress.of(r, None)) for r in usable))
+    problems = [f"{record.url}: {record.reason or record.state}" for record in records if record not in usable]
+    answering = 0
+    for record, problem in zip(usable, found, strict=True):
+        state = EngineState.READY if problem is None else EngineState.DOWN
+        if state != record.state:
+            await set_engine_state(services.store, run_id, record.engine_id, state, problem)
+        if problem is None:
+            answering += 1
+        else:
+            problems.append(problem)
+    return None if answering else "no engine answers: " + "; ".join(problems)
+
+
+async def _probe(services: Services, address: EngineAddress) -> str | None:
+    engine = connect_engine(address)
+    try:
+        await engine.health()
+    except EngineFailure as failure:
+        return failure.message
+    finally:
+        await engine.close()
+    return None

@@ -1,0 +1,275 @@
+"""Start, answer, score and finish an episode: the environment's side of it.
+
+Invariant: author code runs first and its result is written under a key after; whoever writes first wins, and what is
+returned is what the row says. So a call that runs twice (a worker died in between) is a call that counts once, and
+side effects carry `ctx.key`, which is the same at every try.
+"""
+
+import dataclasses
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from temporalio import activity
+
+from ..contracts.activities import (
+    ANSWER_TURN,
+    FINISH_EPISODE,
+    RUN_TOOL,
+    SCORE_EPISODE,
+    START_EPISODE,
+    AnswerTurn,
+    EpisodePlan,
+    EpisodeResult,
+    FinishEpisode,
+    RunTool,
+    ScoreEpisode,
+    ScorerPlan,
+    StartEpisode,
+    TurnAnswer,
+)
+from ..contracts.context import Context
+from ..contracts.episode import Score, total_reward
+from ..contracts.ids import EpisodeKey
+from ..contracts.messages import preview
+from ..contracts.reasons import FailureKind, RunAt
+from ..contracts.records import STEP_INDEX, CallRecord, EpisodeFacts, EpisodeStart
+from ..contracts.states import EpisodeState
+from ..contracts.tasks import Task
+from ..db.episodes import (
+    episode_result,
+    episode_scores,
+    episode_view,
+    finish_episode,
+    load_episode,
+    save_calls,
+    save_scores,
+    start_episode,
+)
+from ..db.events import add_event
+from ..db.groups import load_group
+from ..environments.faults import EnvironmentFault
+from ..environments.loaded import LoadedEnvironment
+from .failures import final
+from .heartbeat import heartbeating
+from .services import Services
+
+
+class EpisodeActivities:
+    """Activities of the `workflows` role (as local ones) and of the `tools` role."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    @activity.defn(name=START_EPISODE.name)
+    @heartbeating
+    async def start_episode(self, request: StartEpisode) -> EpisodePlan:
+        key = request.key
+        facts = await load_episode(self._services.store, key)
+        if facts is None:
+            facts = await self._begin(key)
+        environment = await self._environment(facts)
+        run = await self._services.run(key.run_id)
+        spec = environment.spec
+        return EpisodePlan(
+            environment=facts.environment,
+            task_key=facts.task_key,
+            limits=spec.limits.tightened(run.config.environment(facts.environment).limits),
+            opening=preview(facts.prompt[-1].text if facts.prompt else ""),
+            step=spec.step_plan,
+            scorers=tuple(plan for plan in spec.scorer_plans if plan.run is not RunAt.INLINE),
+            ended=episode_result(facts) if facts.status is not EpisodeState.RUNNING else None,
+        )
+
+    async def _begin(self, key: EpisodeKey) -> EpisodeFacts:
+        group = await load_group(self._services.store, key.group)
+        if group is None:
+            raise final(FailureKind.INFRASTRUCTURE, f"the store has no group {key.group.workflow_id}")
+        environment = await self._services.environment(key.run_id, group.environment)
+        try:
+            task = environment.task_from_data(group.task_data, group.task_info)
+            prompt, state = await environment.start(task, _context(key, group.task_key, 0, "start"))
+        except EnvironmentFault as fault:
+            raise final(FailureKind.ENVIRONMENT, str(fault)) from fault
+        start = EpisodeStart(key, prompt, state, environment.spec.version)
+        return await start_episode(self._services.store, start)
+
+    @activity.defn(name=ANSWER_TURN.name)
+    @heartbeating
+    async def answer_turn(self, request: AnswerTurn) -> TurnAnswer:
+        facts, environment, task = await self._open(request.key)
+        turn = facts.turns[request.turn]
+        state = facts.state
+        made: list[CallRecord] = []
+        try:
+            for index in _missing(facts, request.turn, request.calls):
+                record = await _timed_call(environment, turn.turn, index, facts, task, state)
+                made.append(record)
+                state = record.state if record.state is not None else state
+            if request.step and _missing(facts, request.turn, [STEP_INDEX]):
+                context = _context(request.key, facts.task_key, request.turn, "step")
+                made.append(await environment.run_step(turn.turn, task, state, turn.message, context))
+        except EnvironmentFault as fault:
+            raise final(FailureKind.ENVIRONMENT, str(fault)) from fault
+        if made:
+            facts = with_calls(facts, await save_calls(self._services.store, request.key, made))
+        wanted = (*request.calls, *([STEP_INDEX] if request.step else []))
+        return await self._answer(facts, environment, task, request.turn, wanted, last=request.last)
+
+    @activity.defn(name=RUN_TOOL.name)
+    @heartbeating
+    async def run_tool(self, request: RunTool) -> TurnAnswer:
+        facts, environment, task = await self._open(request.key)
+        if _missing(facts, request.turn, [request.index]):
+            record = await _timed_call(environment, request.turn, request.index, facts, task, facts.state)
+            facts = with_calls(facts, await save_calls(self._services.store, request.key, [record]))
+        return await self._answer(facts, environment, task, request.turn, (request.index,), last=False)
+
+    async def _answer(
+        self,
+        facts: EpisodeFacts,
+        environment: LoadedEnvironment,
+        task: Task[object],
+        turn: int,
+        wanted: Iterable[int],
+        *,
+        last: bool,
+    ) -> TurnAnswer:
+        records = [call for call in facts.calls if call.turn == turn and call.index in set(wanted)]
+        condition = None
+        if last and environment.spec.stops:
+            try:
+                condition = await environment.stop_condition(task, facts.state, episode_view(facts))
+            except EnvironmentFault as fault:
+                raise final(FailureKind.ENVIRONMENT, str(fault)) from fault
+        texts = [text for record in records for text in (record.content, *(reply.text for reply in record.replies))]
+        return TurnAnswer(
+            said=preview(" · ".join(text for text in texts if text)),
+            done=any(record.done for record in records),
+            truncated=any(record.truncated for record in records),
+            condition=condition,
+        )
+
+    @activity.defn(name=SCORE_EPISODE.name)
+    @heartbeating
+    async def score_episode(self, request: ScoreEpisode) -> int:
+        facts, environment, task = await self._open(request.key)
+        known = {score.name for score in await episode_scores(self._services.store, request.key)}
+        names = [name for name in request.names if name not in known]
+        scores = await self._score(facts, environment, task, names)
+        await save_scores(self._services.store, request.key, scores, environment.spec.version)
+        return len(scores)
+
+    async def _score(
+        self, facts: EpisodeFacts, environment: LoadedEnvironment, task: Task[object], names: Iterable[str]
+    ) -> list[Score]:
+        judge = (await self._services.run(facts.key.run_id)).judge
+        episode = episode_view(facts)
+        scores = []
+        try:
+            for name in names:
+                context = _context(facts.key, facts.task_key, len(facts.turns), name)
+                scores.append(await environment.score(name, task, facts.state, episode, judge, context))
+        except EnvironmentFault as fault:
+            raise final(FailureKind.ENVIRONMENT, str(fault)) from fault
+        return scores
+
+    @activity.defn(name=FINISH_EPISODE.name)
+    @heartbeating
+    async def finish_episode(self, request: FinishEpisode) -> EpisodeResult:
+        store = self._services.store
+        facts = await load_episode(store, request.key)
+        if facts is None:
+            return EpisodeResult(key=request.key, valid=False, stop=request.stop, failure=request.failure)
+        if facts.status is not EpisodeState.RUNNING:
+            return episode_result(facts)
+        scores: list[Score] = []
+        reward = None
+        if request.failure is None:
+            environment = await self._environment(facts)
+            task = environment.task_from_data(facts.task_data, facts.task_info)
+            inline = [plan.name for plan in environment.spec.scorer_plans if plan.run is RunAt.INLINE]
+            scores = await self._score(facts, environment, task, inline)
+            stored = await self._stored_scores(facts.key, environment.spec.scorer_plans)
+            reward = total_reward((*stored, *scores))
+        await self._clean_up(facts)
+        return await finish_episode(
+            store,
+            request.key,
+            stop=request.stop,
+            failure=request.failure,
+            reason=request.reason,
+            reward=reward,
+            scores=scores,
+        )
+
+    async def _stored_scores(self, key: EpisodeKey, plans: tuple[ScorerPlan, ...]) -> list[Score]:
+        """Scores that ran elsewhere before; asking the store only where there are any."""
+        if all(plan.run is RunAt.INLINE for plan in plans):
+            return []
+        return await episode_scores(self._services.store, key)
+
+    async def _clean_up(self, facts: EpisodeFacts) -> None:
+        """Tear down on every exit. Its failure is an event, not the episode's: what was scored stands."""
+        environment = await self._services.environment(facts.key.run_id, facts.environment)
+        if not environment.spec.has_cleanup:
+            return
+        try:
+            task = environment.task_from_data(facts.task_data, facts.task_info)
+            await environment.cleanup(task, facts.state, _context(facts.key, facts.task_key, len(facts.turns), "end"))
+        except EnvironmentFault as fault:
+            data = {"episode": facts.key.workflow_id}
+            await add_event(self._services.store, facts.key.run_id, "cleanup_failed", str(fault), data)
+
+    async def _open(self, key: EpisodeKey) -> tuple[EpisodeFacts, LoadedEnvironment, Task[object]]:
+        facts = await load_episode(self._services.store, key)
+        if facts is None:
+            raise final(FailureKind.INFRASTRUCTURE, f"the store has no episode {key.workflow_id}")
+        environment = await self._environment(facts)
+        try:
+            return facts, environment, environment.task_from_data(facts.task_data, facts.task_info)
+        except EnvironmentFault as fault:
+            raise final(FailureKind.ENVIRONMENT, str(fault)) from fault
+
+    async def _environment(self, facts: EpisodeFacts) -> LoadedEnvironment:
+        """The episode's environment, refused where its version is not the one the episode began with."""
+        environment = await self._services.environment(facts.key.run_id, facts.environment)
+        if facts.status is EpisodeState.RUNNING and environment.spec.version != facts.environment_version:
+            raise final(
+                FailureKind.ENVIRONMENT,
+                f"{facts.key.workflow_id} began with version {facts.environment_version} of {facts.environment}, "
+                f"this worker has version {environment.spec.version}; start a worker with the old one, or a new run",
+            )
+        return environment
+
+
+def _context(key: EpisodeKey, task_key: str, turn: int, call: str) -> Context:
+    return Context(key.run_id, task_key, key.member, turn, call)
+
+
+def _missing(facts: EpisodeFacts, turn: int, wanted: Iterable[int]) -> list[int]:
+    known = {call.index for call in facts.calls if call.turn == turn}
+    return [index for index in wanted if index not in known]
+
+
+def with_calls(facts: EpisodeFacts, records: list[CallRecord]) -> EpisodeFacts:
+    """The facts after these calls were stored: the state is that of the last one that changed it."""
+    states = [record.state for record in records if record.state is not None]
+    state = states[-1] if states else facts.state
+    return dataclasses.replace(facts, calls=(*facts.calls, *records), state=state)
+
+
+async def _timed_call(
+    environment: LoadedEnvironment,
+    turn: int,
+    index: int,
+    facts: EpisodeFacts,
+    task: Task[object],
+    state: dict[str, Any],
+) -> CallRecord:
+    """One tool call. Its own exceptions are its result; only a tool that could not be run at all raises."""
+    began = time.monotonic()
+    call = facts.turns[turn].message.tool_calls[index]
+    context = _context(facts.key, facts.task_key, turn, str(index))
+    record = await environment.run_call(turn, index, call, task, state, context)
+    return dataclasses.replace(record, seconds=time.monotonic() - began)

@@ -1,0 +1,108 @@
+"""Draw an evaluation's tasks, hand out its groups, sum it up.
+
+Invariant: the tasks of an evaluation are the first n of its split, whatever the seed, and are rows before the first is
+sampled: two evaluations of one set compare the same tasks, and an interrupted one resumes with what is missing.
+"""
+
+from temporalio import activity
+
+from ..contracts.activities import (
+    FINISH_EVALUATION,
+    NEXT_EVALUATION_GROUPS,
+    START_EVALUATION,
+    EvaluationOutcome,
+    EvaluationPage,
+    EvaluationRef,
+    GroupStart,
+    NextEvaluationGroups,
+)
+from ..contracts.reasons import FailureKind
+from ..contracts.records import NewGroup
+from ..contracts.runfile import EvalSet, RunConfig
+from ..contracts.states import EvaluationState, RunState
+from ..db.evaluations import evaluation_groups, finish_evaluation, get_evaluation, start_evaluation
+from ..db.groups import GroupRow
+from ..db.runs import get_run, set_waiting
+from ..environments.faults import EnvironmentFault
+from ..environments.loaded import LoadedEnvironment
+from .admission import PAGE, engine_outage
+from .failures import final
+from .runs import ENDED, group_start
+from .services import Services
+
+
+class EvaluationActivities:
+    """Activities of the `control` role."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    @activity.defn(name=START_EVALUATION.name)
+    async def start_evaluation(self, request: EvaluationRef) -> EvaluationOutcome:
+        known = await get_evaluation(self._services.store, request.run_id, request.name)
+        if known is not None:
+            return known
+        run = await self._services.run(request.run_id)
+        chosen = _set(run.config, request.name)
+        label = run.config.environment(chosen.id).label
+        environment = await self._services.environment(request.run_id, label)
+        try:
+            groups = draw(environment, label, chosen, request.name)
+        except EnvironmentFault as fault:
+            raise final(FailureKind.ENVIRONMENT, str(fault)) from fault
+        return await start_evaluation(self._services.store, request.run_id, request.name, label, chosen, groups)
+
+    @activity.defn(name=NEXT_EVALUATION_GROUPS.name)
+    async def next_evaluation_groups(self, request: NextEvaluationGroups) -> EvaluationPage:
+        store = self._services.store
+        row = await get_run(store, request.run_id)
+        if row is None or row.state in ENDED:
+            return EvaluationPage()
+        waiting = await evaluation_groups(store, request.run_id, request.name)
+        fresh = [group for group in waiting if group.key.group_no not in set(request.running)]
+        if row.state is RunState.PAUSED:
+            return EvaluationPage(open=len(waiting))
+        outage = await engine_outage(self._services, request.run_id) if fresh else None
+        await set_waiting(store, request.run_id, outage)
+        if outage is not None:
+            return EvaluationPage(open=len(waiting))
+        room = max(0, row.concurrency - len(request.running))
+        starts = [await self._start(row.config, group) for group in fresh[: min(room, PAGE)]]
+        return EvaluationPage(groups=tuple(starts), open=len(waiting))
+
+    async def _start(self, config: RunConfig, group: GroupRow) -> GroupStart:
+        environment = await self._services.environment(group.key.run_id, group.environment)
+        return group_start(config, group, environment)
+
+    @activity.defn(name=FINISH_EVALUATION.name)
+    async def finish_evaluation(self, request: EvaluationRef) -> EvaluationOutcome:
+        row = await get_run(self._services.store, request.run_id)
+        over = row is None or row.state in ENDED
+        state = EvaluationState.CANCELLED if over else EvaluationState.COMPLETED
+        return await finish_evaluation(self._services.store, request.run_id, request.name, state)
+
+
+def _set(config: RunConfig, name: str) -> EvalSet:
+    known = {**config.evaluations("start"), **config.evaluations("end")}
+    if name not in known:
+        raise final(FailureKind.INFRASTRUCTURE, f"the run has no evaluation {name!r}; known: {', '.join(known)}")
+    return known[name]
+
+
+def draw(environment: LoadedEnvironment, label: str, chosen: EvalSet, name: str) -> list[NewGroup]:
+    """The first tasks of the split, one group each; fewer where the split has fewer."""
+    size = environment.size(chosen.split)
+    tasks = [environment.make_task(chosen.split, index) for index in range(min(chosen.tasks, size or chosen.tasks))]
+    return [
+        NewGroup(
+            environment=label,
+            split=chosen.split,
+            task_key=task.key,
+            task_data=task.plain_data(),
+            task_info=dict(task.info),
+            draw=position,
+            size=chosen.samples,
+            evaluation=name,
+        )
+        for position, task in enumerate(tasks)
+    ]

@@ -1,0 +1,39 @@
+"""How exceptions leave an activity: as a verdict, or as something to try again.
+
+Invariant: an error type that names a FailureKind is final and says whose fault it was; everything else is retried by
+Temporal. No reward is ever made out of a failure.
+"""
+
+from datetime import timedelta
+
+from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
+
+from ..contracts.activities import BAD_RUN_FILE
+from ..contracts.messages import preview
+from ..contracts.reasons import FailureKind
+from ..inference.errors import EngineFailure
+
+_SENTENCE = 1000
+"""Bytes of a message that may enter history."""
+
+
+def final(kind: FailureKind, message: str) -> ApplicationError:
+    """A verdict: the same at every try."""
+    return ApplicationError(preview(message, _SENTENCE), type=kind.value, non_retryable=True)
+
+
+def bad_run_file(message: str) -> ApplicationError:
+    return ApplicationError(preview(message, 4 * _SENTENCE), type=BAD_RUN_FILE, non_retryable=True)
+
+
+def engine_failure(failure: EngineFailure) -> ApplicationError:
+    """An outage is waited out for as long as it takes; what the engine rejects for good is a verdict."""
+    if not failure.retryable:
+        return final(FailureKind.ENGINE, failure.message)
+    delay = None if failure.retry_after_s is None else timedelta(seconds=failure.retry_after_s)
+    return ApplicationError(
+        preview(failure.message, _SENTENCE),
+        type="EngineUnavailable",
+        next_retry_delay=delay,
+        category=ApplicationErrorCategory.BENIGN,
+    )

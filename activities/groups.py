@@ -1,0 +1,66 @@
+"""Score a group together, and seal it in one transaction.
+
+Invariant: group rewards see valid members only and are written under the same keys as a member's own scores, so
+scoring twice is scoring once. A judge that does not answer leaves its part unscored; it never becomes 0.
+"""
+
+from temporalio import activity
+
+from ..contracts.activities import CLOSE_GROUP, SCORE_GROUP, CloseGroup, GroupResult, ScoreGroup
+from ..contracts.episode import Score
+from ..contracts.reasons import FailureKind
+from ..contracts.states import GroupState
+from ..db.episodes import episode_scores, episode_view, load_episode, save_scores
+from ..db.groups import close_group, load_group
+from ..environments.faults import EnvironmentFault
+from .failures import final
+from .heartbeat import heartbeating
+from .services import Services
+
+
+class GroupActivities:
+    """Activities of the `workflows` role (as local ones), of `tools` and of `control`."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    @activity.defn(name=SCORE_GROUP.name)
+    @heartbeating
+    async def score_group(self, request: ScoreGroup) -> int:
+        store = self._services.store
+        group = await load_group(store, request.key)
+        if group is None:
+            raise final(FailureKind.INFRASTRUCTURE, f"the store has no group {request.key.workflow_id}")
+        run = await self._services.run(request.key.run_id)
+        environment = await self._services.environment(request.key.run_id, group.environment)
+        episodes = []
+        for key in request.members:
+            facts = await load_episode(store, key)
+            if facts is None:
+                raise final(FailureKind.INFRASTRUCTURE, f"the store has no episode {key.workflow_id}")
+            episodes.append(episode_view(facts, tuple(await episode_scores(store, key))))
+        try:
+            task = environment.task_from_data(group.task_data, group.task_info)
+            parts = await environment.score_group(task, tuple(episodes), run.judge)
+        except EnvironmentFault as fault:
+            raise final(FailureKind.ENVIRONMENT, str(fault)) from fault
+        for position, key in enumerate(request.members):
+            scores = [
+                Score(name=name, value=values[position], weight=environment.spec.group_weight(name))
+                for name, values in parts.items()
+            ]
+            await save_scores(store, key, scores, environment.spec.version)
+        return len(parts) * len(episodes)
+
+    @activity.defn(name=CLOSE_GROUP.name)
+    @heartbeating
+    async def close_group(self, request: CloseGroup) -> GroupResult:
+        state = GroupState.SEALED if request.failure is None else GroupState.FAILED
+        return await close_group(
+            self._services.store,
+            request.key,
+            list(request.members),
+            state,
+            request.failure,
+            request.reason,
+        )

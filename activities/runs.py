@@ -1,0 +1,198 @@
+"""Register, admit, reconcile and end a run: the control plane over the rows.
+
+Invariant: a run file is accepted whole (environments load, the tokenizer loads, judges exist) or refused with
+sentences, before a row is written. What is admitted, started or closed is decided by rows under the run row's lock.
+"""
+
+import asyncio
+
+from temporalio import activity
+from temporalio.client import WorkflowExecutionStatus
+from temporalio.service import RPCError, RPCStatusCode
+
+from ..contracts.activities import (
+    ADMIT_GROUPS,
+    CANCEL_GROUPS,
+    RECONCILE,
+    REGISTER_RUN,
+    SET_RUN_STATE,
+    TUNE_RUN,
+    Admission,
+    GroupStart,
+    Reconcile,
+    Reconciled,
+    RegisterRun,
+    RunPlan,
+    RunRef,
+    SetRunState,
+    TuneRun,
+)
+from ..contracts.reasons import FailureKind, RunAt
+from ..contracts.runfile import RunConfig, RunFileError, parse_run
+from ..contracts.states import GroupState, RunState
+from ..db.engines import put_engines
+from ..db.groups import GroupRow, close_group, open_groups
+from ..db.runs import NewEnvironment, RunExists, create_run, get_run, set_run_state, set_waiting, tune_run
+from ..environments.faults import EnvironmentFault
+from ..environments.loaded import LoadedEnvironment
+from ..inference.tokens import RendererError, load_renderer
+from .admission import admit_some, engine_outage
+from .failures import bad_run_file, final
+from .services import Services
+
+ENDED = (RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED)
+_OUTAGE_AGAIN_S = 2.0
+"""An engine that returned is found within this."""
+_PAUSED_AGAIN_S = 60.0
+
+
+class RunActivities:
+    """Activities of the `control` role."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    @activity.defn(name=REGISTER_RUN.name)
+    async def register_run(self, request: RegisterRun) -> RunPlan:
+        try:
+            config = parse_run(request.document)
+            environments = [self._environment(config, label) for label in _labels(config)]
+            await asyncio.to_thread(load_renderer, config.model)
+            row = await create_run(self._services.store, request.run_id, config, environments)
+            await put_engines(self._services.store, request.run_id, config.engines)
+        except (RunFileError, EnvironmentFault, RendererError, RunExists) as error:
+            raise bad_run_file(str(error)) from error
+        return RunPlan(
+            name=config.name,
+            state=row.state,
+            evaluations_at_start=tuple(config.evaluations("start")),
+            evaluations_at_end=tuple(config.evaluations("end")),
+        )
+
+    def _environment(self, config: RunConfig, label: str) -> NewEnvironment:
+        chosen = config.environment(label)
+        loaded = self._services.load(config, label)
+        loaded.check_judges(config.judges)
+        return NewEnvironment(
+            label=chosen.label,
+            ref=chosen.id,
+            version=loaded.spec.version,
+            args=dict(chosen.args),
+            group_size=chosen.group_size,
+            weight=chosen.weight,
+            limits=loaded.spec.limits.tightened(chosen.limits),
+        )
+
+    @activity.defn(name=ADMIT_GROUPS.name)
+    async def admit_groups(self, request: RunRef) -> Admission:
+        services = self._services
+        row = await get_run(services.store, request.run_id)
+        if row is None or row.state in ENDED:
+            return Admission(done=True)
+        if row.state is RunState.PAUSED:
+            reason = row.reason or "paused"
+            await set_waiting(services.store, request.run_id, reason)
+            open_now = await open_groups(services.store, request.run_id)
+            return Admission(open=len(open_now), waiting_for=reason, again_s=_PAUSED_AGAIN_S)
+        outage = await engine_outage(services, request.run_id)
+        if outage is not None:
+            await set_waiting(services.store, request.run_id, outage)
+            return Admission(waiting_for=outage, again_s=_OUTAGE_AGAIN_S)
+        await set_waiting(services.store, request.run_id, None)
+        try:
+            admitted = await admit_some(services, row)
+        except EnvironmentFault as fault:
+            raise final(FailureKind.ENVIRONMENT, str(fault)) from fault
+        starts = [await self._start(row.config, group) for group in admitted.groups]
+        return Admission(groups=tuple(starts), open=admitted.open, done=admitted.done)
+
+    async def _start(self, config: RunConfig, group: GroupRow) -> GroupStart:
+        environment = await self._services.environment(group.key.run_id, group.environment)
+        return group_start(config, group, environment)
+
+    @activity.defn(name=RECONCILE.name)
+    async def reconcile(self, request: Reconcile) -> Reconciled:
+        """Hold every open group against Temporal: start what nobody works on, close what ended without a word."""
+        services = self._services
+        row = await get_run(services.store, request.run_id)
+        if row is None:
+            return Reconciled()
+        starts: list[GroupStart] = []
+        closed = 0
+        for group in await open_groups(services.store, request.run_id):
+            if group.evaluation != request.evaluation:
+                continue
+            status = await _status(services, group.key.workflow_id)
+            if status is None and row.state not in ENDED:
+                starts.append(await self._start(row.config, group))
+            elif status is not WorkflowExecutionStatus.RUNNING:
+                kind = FailureKind.CANCELLED if row.state in ENDED else FailureKind.INFRASTRUCTURE
+                word = "was lost" if status is None else f"ended as {status.name.lower()} without closing it"
+                await close_group(services.store, group.key, [], GroupState.FAILED, kind, f"its workflow {word}")
+                closed += 1
+        return Reconciled(started=tuple(starts), closed=closed)
+
+    @activity.defn(name=SET_RUN_STATE.name)
+    async def set_run_state(self, request: SetRunState) -> RunState:
+        row = await get_run(self._services.store, request.run_id)
+        if row is None:
+            raise final(FailureKind.INFRASTRUCTURE, f"the store has no run {request.run_id}")
+        if row.state in ENDED:
+            return row.state
+        return await set_run_state(self._services.store, request.run_id, request.state, request.reason)
+
+    @activity.defn(name=TUNE_RUN.name)
+    async def tune_run(self, request: TuneRun) -> RunState:
+        row = await get_run(self._services.store, request.run_id)
+        if row is None:
+            raise final(FailureKind.INFRASTRUCTURE, f"the store has no run {request.run_id}")
+        unknown = sorted(set(request.weights) - set(row.weights))
+        if unknown:
+            raise bad_run_file(f"no environment {unknown[0]!r} in this run; known: {', '.join(row.weights)}")
+        await tune_run(self._services.store, request.run_id, concurrency=request.concurrency, weights=request.weights)
+        return row.state
+
+    @activity.defn(name=CANCEL_GROUPS.name)
+    async def cancel_groups(self, request: RunRef) -> int:
+        groups = await open_groups(self._services.store, request.run_id)
+        for group in groups:
+            try:
+                await self._services.client.get_workflow_handle(group.key.workflow_id).cancel()
+            except RPCError as error:
+                if error.status is not RPCStatusCode.NOT_FOUND:
+                    raise
+                await close_group(
+                    self._services.store, group.key, [], GroupState.FAILED, FailureKind.CANCELLED, "cancelled"
+                )
+        return len(groups)
+
+
+def _labels(config: RunConfig) -> list[str]:
+    return [environment.label for environment in config.environments]
+
+
+async def _status(services: Services, workflow_id: str) -> WorkflowExecutionStatus | None:
+    """What Temporal says of a workflow; None where it does not know it."""
+    try:
+        description = await services.client.get_workflow_handle(workflow_id).describe()
+    except RPCError as error:
+        if error.status is RPCStatusCode.NOT_FOUND:
+            return None
+        raise
+    return description.status
+
+
+def group_start(config: RunConfig, group: GroupRow, environment: LoadedEnvironment) -> GroupStart:
+    """How an admitted group is to be started."""
+    spec = environment.spec
+    edge = RunAt.ACTIVITY if spec.has_setup or spec.has_cleanup else RunAt.INLINE
+    return GroupStart(
+        key=group.key,
+        environment=group.environment,
+        task_key=group.task_key,
+        size=group.size,
+        min_valid=1 if group.evaluation is not None else min(config.group.min_valid, group.size),
+        top_up=config.group.top_up,
+        group_scorer_at=spec.group_scorer_at,
+        start_at=edge,
+    )

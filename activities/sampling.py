@@ -1,0 +1,223 @@
+"""The model call: exactly one stored completion per (episode, attempt, turn).
+
+Invariant: tokens in, tokens out. The prompt sent is the segment's ids, to the letter; what was sampled is stored with
+its logprobs and versions before this activity returns; a retry that finds the row returns it and pays nothing. Once
+tokens are paid for, storing them is retried here, heartbeating, until it succeeds or the activity is cancelled.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy.exc import DBAPIError
+from temporalio import activity
+
+from ..contracts.activities import SAMPLE_TURN, SampleTurn, TurnResult
+from ..contracts.flow import Spent, completion_budget
+from ..contracts.ids import EpisodeKey
+from ..contracts.messages import Message, ToolSpec, preview, tool_result
+from ..contracts.reasons import FailureKind
+from ..contracts.records import STEP_INDEX, EpisodeFacts, TurnRecord, VersionSpan
+from ..contracts.states import EpisodeState, RunState
+from ..db.engines import put_version
+from ..db.episodes import load_episode, save_turn
+from ..environments.loaded import LoadedEnvironment
+from ..inference.engines import Completion, SampleRequest
+from ..inference.errors import EngineFailure, EngineFailureKind
+from ..inference.tokens import TokenRenderer
+from .failures import engine_failure, final
+from .heartbeat import heartbeating
+from .services import Services
+
+_STORE_AGAIN_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What a turn sends: the whole segment so far, and which part of it is new."""
+
+    ids: list[int]
+    delta: list[int]
+    segment: int
+    opens: bool
+
+
+class ModelActivities:
+    """Activities of the `model` role."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    @activity.defn(name=SAMPLE_TURN.name)
+    @heartbeating
+    async def sample_turn(self, request: SampleTurn) -> TurnResult:
+        services = self._services
+        key = request.key
+        facts = await load_episode(services.store, key)
+        if facts is None:
+            raise final(FailureKind.INFRASTRUCTURE, f"the store has no episode {key.workflow_id}")
+        environment = await services.environment(key.run_id, facts.environment)
+        if request.turn < len(facts.turns):
+            return _result(facts.turns[request.turn], environment, prompt_tokens=0)
+        _refuse_ended(facts)
+        renderer = await services.renderer(key.run_id)
+        prompt = build_prompt(facts, renderer, environment.spec.tool_specs())
+        budget = await self._budget(facts, renderer, environment, len(prompt.ids))
+        if budget <= 0:
+            return TurnResult(overflow=True, prompt_tokens=len(prompt.ids))
+        record = await self._sample(facts, request.turn, renderer, environment, prompt, budget)
+        stored = await self._store(key, record)
+        return _result(stored, environment, len(prompt.ids))
+
+    async def _budget(
+        self, facts: EpisodeFacts, renderer: TokenRenderer, environment: LoadedEnvironment, prompt: int
+    ) -> int:
+        """Tokens this completion may have."""
+        run = await self._services.run(facts.key.run_id)
+        limits = environment.spec.limits.tightened(run.config.environment(facts.environment).limits)
+        spent = Spent(turns=len(facts.turns), tokens=sum(len(turn.sampled) for turn in facts.turns))
+        context = run.config.model.context or renderer.context_limit or 2**31
+        return completion_budget(limits, spent, run.config.sampling_for(facts.evaluation).max_tokens, prompt, context)
+
+    async def _sample(
+        self,
+        facts: EpisodeFacts,
+        turn: int,
+        renderer: TokenRenderer,
+        environment: LoadedEnvironment,
+        prompt: Prompt,
+        budget: int,
+    ) -> TurnRecord:
+        """One completion from an engine of the run, as a record. Raises what Temporal should do about a failure."""
+        run = await self._services.run(facts.key.run_id)
+        sampling = run.config.sampling_for(facts.evaluation)
+        request = SampleRequest(
+            request_id=f"{facts.key.workflow_id}/turn/{turn}/try/{activity.info().attempt}",
+            prompt_ids=prompt.ids,
+            sampling=sampling,
+            max_tokens=budget,
+            stop_token_ids=renderer.stop_token_ids,
+        )
+        pool = await self._services.engines(facts.key.run_id)
+        try:
+            async with pool.lease(facts.key.workflow_id) as engine:
+                completion = await engine.sample(request)
+                spans = await self._spans(facts.key.run_id, completion)
+        except EngineFailure as failure:
+            raise engine_failure(failure) from failure
+        return TurnRecord(
+            turn=turn,
+            segment=prompt.segment,
+            opens_segment=prompt.opens,
+            message=renderer.parse(
+                completion.token_ids, environment.spec.tool_specs(), prompt_ids=prompt.ids, turn=turn
+            ),
+            prompt_delta=prompt.delta,
+            sampled=completion.token_ids,
+            logprobs=completion.logprobs,
+            mask=[1] * len(completion.token_ids),
+            finish=completion.finish,
+            spans=spans,
+            temperature=sampling.temperature,
+            engine_id=engine.engine_id,
+            incarnation=completion.incarnation,
+            request_id=request.request_id,
+        )
+
+    async def _spans(self, run_id: str, completion: Completion) -> tuple[VersionSpan, ...]:
+        """The engine's labels as policy versions of the run. The first label ever seen is version 0."""
+        spans = []
+        for span in completion.spans:
+            version = await self._services.version(run_id, span.label)
+            if version is None:
+                await put_version(self._services.store, run_id, 0, span.label)
+                version = await self._services.version(run_id, span.label)
+            if version is None:
+                raise EngineFailure(
+                    EngineFailureKind.WRONG_VERSION,
+                    f"the engine sampled with weights {span.label!r}, which this run never published",
+                    retryable=True,
+                )
+            spans.append(VersionSpan(span.label, version, span.start, span.end))
+        return tuple(spans)
+
+    async def _store(self, key: EpisodeKey, record: TurnRecord) -> TurnRecord:
+        while True:
+            try:
+                stored, _ = await save_turn(self._services.store, key, record)
+            except DBAPIError as error:
+                if not error.connection_invalidated:
+                    raise
+                activity.logger.warning("the store is away; %s keeps %d tokens", key.workflow_id, len(record.sampled))
+                await asyncio.sleep(_STORE_AGAIN_S)
+            else:
+                return stored
+
+
+def build_prompt(facts: EpisodeFacts, renderer: TokenRenderer, tools: Sequence[ToolSpec]) -> Prompt:
+    """The next prompt: the segment's exact ids and what the answers add, or a new segment where they cannot be added."""
+    if not facts.turns:
+        ids = renderer.open(facts.prompt, tools)
+        return Prompt(ids, ids, segment=0, opens=True)
+    last = facts.turns[-1]
+    previous = _segment_prompt(facts.turns)
+    delta = renderer.extend(previous, last.sampled, answers(facts, last.turn), tools)
+    if delta is not None:
+        return Prompt(previous + last.sampled + delta, delta, last.segment, opens=False)
+    conversation = list(facts.prompt)
+    for turn in facts.turns:
+        conversation += [turn.message, *answers(facts, turn.turn)]
+    ids = renderer.open(conversation, tools)
+    return Prompt(ids, ids, last.segment + 1, opens=True)
+
+
+def _segment_prompt(turns: Sequence[TurnRecord]) -> list[int]:
+    """The prompt that the last turn was sampled from: its segment up to its own sampled ids."""
+    last = turns[-1]
+    ids: list[int] = []
+    for turn in turns:
+        if turn.segment == last.segment:
+            ids += turn.prompt_delta
+            if turn is not last:
+                ids += turn.sampled
+    return ids
+
+
+def answers(facts: EpisodeFacts, turn: int) -> list[Message]:
+    """What tools and `step` answered to a turn, in order."""
+    messages: list[Message] = []
+    calls = sorted((call for call in facts.calls if call.turn == turn), key=lambda call: call.index)
+    for record in calls:
+        if record.index != STEP_INDEX and record.call is not None:
+            messages.append(tool_result(record.content, record.call))
+    for record in calls:
+        messages.extend(record.replies)
+    return messages
+
+
+def _refuse_ended(facts: EpisodeFacts) -> None:
+    """An ended run or episode buys no more tokens."""
+    if facts.run_state not in (RunState.RUNNING, RunState.PAUSED):
+        raise final(FailureKind.CANCELLED, f"the run is {facts.run_state}")
+    if facts.status is not EpisodeState.RUNNING:
+        raise final(FailureKind.INFRASTRUCTURE, f"{facts.key.workflow_id} has ended already ({facts.status})")
+
+
+def _result(record: TurnRecord, environment: LoadedEnvironment, prompt_tokens: int) -> TurnResult:
+    return TurnResult(
+        finish=record.finish,
+        prompt_tokens=prompt_tokens,
+        sampled_tokens=len(record.sampled),
+        policy_version=record.policy_version,
+        calls=environment.plan_calls(record.message),
+        said=spoken(record.message),
+    )
+
+
+def spoken(message: Message) -> str:
+    """A message as one line: its text, then its calls."""
+    calls = [
+        f"{call.name or '?'}({', '.join(f'{k}={v!r}' for k, v in call.arguments.items())})"
+        for call in message.tool_calls
+    ]
+    return preview(" ".join([message.text, *calls]).strip() or "(nothing)")

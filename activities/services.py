@@ -1,0 +1,121 @@
+"""What activities of one process share: the store, loaded environments, renderers, engine pools, judges.
+
+Invariant: everything cached here is immutable (a run's file, an environment's class, a tokenizer) or a connection.
+What changes is read from rows each time.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from temporalio.client import Client
+
+from ..contracts.context import Judge
+from ..contracts.reasons import FailureKind
+from ..contracts.runfile import RunConfig
+from ..db.engines import engines_of, versions
+from ..db.runs import RunRow, get_run
+from ..db.store import Store
+from ..environments.loaded import LoadedEnvironment
+from ..environments.pool import ProcessPool
+from ..environments.registry import load
+from ..inference.judge import HttpJudge
+from ..inference.pool import EnginePool
+from ..inference.tokens import TokenRenderer, load_renderer
+from .failures import final
+
+_RUNS_KEPT = 64
+
+
+@dataclass
+class RunServices:
+    """What is known and open for one run in this process."""
+
+    run_id: str
+    config: RunConfig
+    judge: Judge
+    labels: dict[str, int] = field(default_factory=dict)
+    """Weights as engines call them → policy version."""
+    pool: EnginePool | None = None
+    context: int | None = None
+
+
+class Services:
+    """One per worker process. `secret` turns the name of an environment variable into its value."""
+
+    def __init__(
+        self,
+        store: Store,
+        client: Client,
+        secret: Callable[[str], str | None],
+        *,
+        processes: ProcessPool | None = None,
+        base: Path | None = None,
+    ) -> None:
+        self.store = store
+        self.client = client
+        self.secret = secret
+        self.processes = processes
+        self._base = base
+        self._runs: OrderedDict[str, RunServices] = OrderedDict()
+        self._opening = asyncio.Lock()
+
+    async def run(self, run_id: str) -> RunServices:
+        """The run's services. Raises a verdict where the store has no such run."""
+        known = self._runs.get(run_id)
+        if known is not None:
+            return known
+        async with self._opening:
+            if run_id not in self._runs:
+                row = await get_run(self.store, run_id)
+                if row is None:
+                    raise final(FailureKind.INFRASTRUCTURE, f"the store has no run {run_id}")
+                self._runs[run_id] = self._open(row)
+                while len(self._runs) > _RUNS_KEPT:
+                    _, oldest = self._runs.popitem(last=False)
+                    if oldest.pool is not None:
+                        await oldest.pool.close()
+        return self._runs[run_id]
+
+    def _open(self, row: RunRow) -> RunServices:
+        return RunServices(row.run_id, row.config, HttpJudge(row.config.judges, self.secret))
+
+    async def environment(self, run_id: str, label: str) -> LoadedEnvironment:
+        """The run's environment of that label, loaded once per process."""
+        config = (await self.run(run_id)).config
+        return self.load(config, label)
+
+    def load(self, config: RunConfig, label: str) -> LoadedEnvironment:
+        chosen = config.environment(label)
+        return load(chosen.id, dict(chosen.args), self._base)
+
+    async def renderer(self, run_id: str) -> TokenRenderer:
+        config = (await self.run(run_id)).config
+        return await asyncio.to_thread(load_renderer, config.model)
+
+    async def engines(self, run_id: str) -> EnginePool:
+        """The run's engine pool, told what the store says about its engines."""
+        services = await self.run(run_id)
+        if services.pool is None:
+            renderer = await self.renderer(run_id)
+            records = await engines_of(self.store, run_id)
+            if services.pool is None:
+                services.pool = EnginePool(records, self.secret, vocabulary=renderer.vocabulary)
+        return services.pool
+
+    async def version(self, run_id: str, label: str) -> int | None:
+        """The policy version that engines call `label`; None where the run never published one so called."""
+        services = await self.run(run_id)
+        if label not in services.labels:
+            services.labels = await versions(self.store, run_id)
+        return services.labels.get(label)
+
+    async def close(self) -> None:
+        for services in self._runs.values():
+            if services.pool is not None:
+                await services.pool.close()
+        if self.processes is not None:
+            await self.processes.close()
+        await self.store.close()

@@ -1,0 +1,168 @@
+"""`atropos-worker`: serves workflows and activities until it is told to stop.
+
+Invariant: a worker takes no work before everything it needs was checked (Temporal and its search attributes, the
+store and its schema), and says in one sentence what is missing. Told to stop, it finishes or hands back what it has.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pydantic import SecretStr
+from temporalio.client import Client
+from temporalio.worker import Worker
+
+from ..activities.catalogue import activities_of
+from ..activities.services import Services
+from ..contracts.queues import QUEUE_OF, WorkerRole
+from ..db.migrate import check
+from ..db.store import StoreError, open_store
+from ..environments.pool import ProcessPool
+from ..environments.registry import EnvironmentFault, import_module
+from ..settings import Settings, SettingsError, load_settings, secret_from_environment
+from ..workflows.plugin import WORKFLOWS
+from .resume import resume_runs
+from .stack.addresses import resolve_addresses
+from .stack.errors import StackError
+from .stack.options import StackOptions
+from .stack.running import running_stack
+from .temporal import TemporalUnready, connect, prepare
+
+_log = logging.getLogger("atropos.worker")
+_LOCAL_SLOTS = 100
+_WORKFLOW_TASKS = 40
+USER_ERRORS = (TemporalUnready, StoreError, SettingsError, StackError, EnvironmentFault)
+"""What is shown as its sentence alone."""
+
+
+def worker_of(role: WorkerRole, client: Client, services: Services, settings: Settings) -> Worker:
+    """The Temporal worker of one role."""
+    slots = {
+        WorkerRole.WORKFLOWS: 1,
+        WorkerRole.CONTROL: settings.max_control_calls,
+        WorkerRole.MODEL: settings.max_model_calls,
+        WorkerRole.TOOLS: settings.max_tool_calls,
+    }
+    serves_workflows = role is WorkerRole.WORKFLOWS
+    return Worker(
+        client,
+        task_queue=QUEUE_OF[role],
+        workflows=WORKFLOWS if serves_workflows else (),
+        activities=activities_of(role, services),
+        no_remote_activities=serves_workflows,
+        max_cached_workflows=settings.max_cached_workflows if serves_workflows else 0,
+        max_concurrent_workflow_tasks=_WORKFLOW_TASKS if serves_workflows else None,
+        max_concurrent_activities=slots[role],
+        max_concurrent_local_activities=_LOCAL_SLOTS,
+        graceful_shutdown_timeout=timedelta(seconds=settings.shutdown_grace_s),
+    )
+
+
+async def serve(settings: Settings, roles: Sequence[WorkerRole], temporal: str | None, database: str) -> None:
+    """Check everything, then serve `roles` until SIGTERM or SIGINT."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    await asyncio.to_thread(check, database)
+    client = await connect(temporal)
+    for warning in await prepare(client):
+        _log.warning("%s", warning)
+    store = await open_store(database, pool_size=settings.database_pool)
+    services = Services(
+        store,
+        client,
+        secret_from_environment,
+        processes=ProcessPool(settings.tool_processes),
+        base=Path.cwd(),
+    )
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(services.close)
+        for role in roles:
+            await stack.enter_async_context(worker_of(role, client, services, settings))
+        if WorkerRole.CONTROL in roles:
+            for run_id in await resume_runs(services):
+                _log.info("run %s goes on: Temporal did not know it any more", run_id)
+        if settings.ready_file is not None:
+            settings.ready_file.touch()
+        _log.info("serving %s", ", ".join(roles))
+        await stop.wait()
+        _log.info("stopping: what is running has %.0f s to finish", settings.shutdown_grace_s)
+
+
+def run_worker(settings: Settings, roles: Sequence[WorkerRole]) -> None:
+    """Serve with the addresses that settings, a running stack or a found server give; else embedded parts."""
+    addresses = resolve_addresses(settings)
+    temporal, database = addresses.temporal.value, addresses.database.value
+    if temporal is not None and database is not None:
+        asyncio.run(serve(settings, roles, temporal, database.get_secret_value()))
+        return
+    options = StackOptions(temporal=temporal is None, postgres=database is None, workers=False)
+    missing = " and ".join(name for name, value in (("Temporal", temporal), ("Postgres", database)) if value is None)
+    typer.echo(f"No {missing} configured or found: starting embedded parts in {settings.home}.", err=True)
+    with running_stack(settings.home, options) as running:
+        temporal = temporal or running.temporal_address
+        url: SecretStr | None = database or running.database_url
+        if url is None:
+            raise StackError("The embedded Postgres gave no address; see its log.")
+        if running.temporal_ui is not None:
+            typer.echo(f"Temporal: {temporal}, pages at {running.temporal_ui}", err=True)
+        asyncio.run(serve(settings, roles, temporal, url.get_secret_value()))
+
+
+def _roles(text: str) -> list[WorkerRole]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names or names == ["all"]:
+        return list(WorkerRole)
+    unknown = [name for name in names if name not in list(WorkerRole)]
+    if unknown:
+        raise typer.BadParameter(f"no role {unknown[0]!r}; roles are {', '.join(WorkerRole)} and all")
+    return [WorkerRole(name) for name in dict.fromkeys(names)]
+
+
+def command(
+    roles: Annotated[str, typer.Option(help="Comma-separated: workflows, control, model, tools, or all.")] = "all",
+    imports: Annotated[
+        list[str] | None, typer.Option("--import", help="A module that registers environments; may be repeated.")
+    ] = None,
+) -> None:
+    """Serve workflows and activities until stopped."""
+    chosen = _roles(roles)
+    try:
+        settings = load_settings()
+        logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        if str(Path.cwd()) not in sys.path:
+            sys.path.append(str(Path.cwd()))
+        for name in imports or ():
+            import_module(name)
+        run_worker(settings, chosen)
+    except USER_ERRORS as error:
+        typer.echo(f"atropos-worker: {error}", err=True)
+        raise typer.Exit(1) from None
+
+
+def main() -> None:
+    """Entry point. Leaves by `os._exit`, since the SDK's runtime may crash an interpreter that is shutting down."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(command)
+    code = 0
+    try:
+        app(standalone_mode=False)
+    except typer.Exit as leaving:
+        code = leaving.exit_code
+    except KeyboardInterrupt:
+        code = 130
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()
