@@ -75,36 +75,49 @@ OPEN_GROUPS: Final = frozenset({GroupState.ADMITTED, GroupState.RUNNING, GroupSt
 _ENDED_RUN: Final[frozenset[StrEnum]] = frozenset({RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED})
 _ENDED_GROUP: Final[frozenset[StrEnum]] = frozenset({GroupState.SEALED, GroupState.FILTERED, GroupState.FAILED})
 
-TRANSITIONS: Final[Mapping[StrEnum, frozenset[StrEnum]]] = {
-    RunState.RUNNING: frozenset({RunState.PAUSED}) | _ENDED_RUN,
-    RunState.PAUSED: frozenset({RunState.RUNNING}) | _ENDED_RUN,
-    RunState.COMPLETED: frozenset(),
-    RunState.FAILED: frozenset(),
-    RunState.CANCELLED: frozenset(),
-    GroupState.ADMITTED: frozenset({GroupState.RUNNING, GroupState.WAITING}) | _ENDED_GROUP,
-    GroupState.RUNNING: frozenset({GroupState.WAITING}) | _ENDED_GROUP,
-    GroupState.WAITING: _ENDED_GROUP,
-    GroupState.SEALED: frozenset({GroupState.LEASED, GroupState.FILTERED, GroupState.STALE}),
-    GroupState.LEASED: frozenset({GroupState.TRAINED, GroupState.SEALED, GroupState.STALE}),
-    GroupState.TRAINED: frozenset(),
-    GroupState.FILTERED: frozenset(),
-    GroupState.FAILED: frozenset(),
-    GroupState.STALE: frozenset(),
-    EpisodeState.RUNNING: frozenset({EpisodeState.DONE, EpisodeState.FAILED}),
-    EpisodeState.DONE: frozenset(),
-    EpisodeState.FAILED: frozenset(),
-    EngineState.READY: frozenset(
-        {EngineState.DOWN, EngineState.DRAINING, EngineState.QUARANTINED, EngineState.REMOVED}
-    ),
-    EngineState.DOWN: frozenset({EngineState.READY, EngineState.QUARANTINED, EngineState.REMOVED}),
-    EngineState.DRAINING: frozenset({EngineState.READY, EngineState.DOWN, EngineState.REMOVED}),
-    EngineState.QUARANTINED: frozenset({EngineState.READY, EngineState.REMOVED}),
-    EngineState.REMOVED: frozenset(),
-    EvaluationState.RUNNING: frozenset({EvaluationState.COMPLETED, EvaluationState.FAILED, EvaluationState.CANCELLED}),
-    EvaluationState.COMPLETED: frozenset(),
-    EvaluationState.FAILED: frozenset(),
-    EvaluationState.CANCELLED: frozenset(),
+TRANSITIONS: Final[Mapping[type[StrEnum], Mapping[StrEnum, frozenset[StrEnum]]]] = {
+    RunState: {
+        RunState.RUNNING: frozenset({RunState.PAUSED}) | _ENDED_RUN,
+        RunState.PAUSED: frozenset({RunState.RUNNING}) | _ENDED_RUN,
+        RunState.COMPLETED: frozenset(),
+        RunState.FAILED: frozenset(),
+        RunState.CANCELLED: frozenset(),
+    },
+    GroupState: {
+        GroupState.ADMITTED: frozenset({GroupState.RUNNING, GroupState.WAITING}) | _ENDED_GROUP,
+        GroupState.RUNNING: frozenset({GroupState.WAITING}) | _ENDED_GROUP,
+        GroupState.WAITING: _ENDED_GROUP,
+        GroupState.SEALED: frozenset({GroupState.LEASED, GroupState.FILTERED, GroupState.STALE}),
+        GroupState.LEASED: frozenset({GroupState.TRAINED, GroupState.SEALED, GroupState.STALE}),
+        GroupState.TRAINED: frozenset(),
+        GroupState.FILTERED: frozenset(),
+        GroupState.FAILED: frozenset(),
+        GroupState.STALE: frozenset(),
+    },
+    EpisodeState: {
+        EpisodeState.RUNNING: frozenset({EpisodeState.DONE, EpisodeState.FAILED}),
+        EpisodeState.DONE: frozenset(),
+        EpisodeState.FAILED: frozenset(),
+    },
+    EngineState: {
+        EngineState.READY: frozenset(
+            {EngineState.DOWN, EngineState.DRAINING, EngineState.QUARANTINED, EngineState.REMOVED}
+        ),
+        EngineState.DOWN: frozenset({EngineState.READY, EngineState.QUARANTINED, EngineState.REMOVED}),
+        EngineState.DRAINING: frozenset({EngineState.READY, EngineState.DOWN, EngineState.REMOVED}),
+        EngineState.QUARANTINED: frozenset({EngineState.READY, EngineState.REMOVED}),
+        EngineState.REMOVED: frozenset(),
+    },
+    EvaluationState: {
+        EvaluationState.RUNNING: frozenset(
+            {EvaluationState.COMPLETED, EvaluationState.FAILED, EvaluationState.CANCELLED}
+        ),
+        EvaluationState.COMPLETED: frozenset(),
+        EvaluationState.FAILED: frozenset(),
+        EvaluationState.CANCELLED: frozenset(),
+    },
 }
+"""Kind → state → where it may go. By kind, since states of two kinds that are spelt alike are equal strings."""
 
 
 class IllegalTransition(ValueError):
@@ -113,10 +126,10 @@ class IllegalTransition(ValueError):
 
 def sources(new: StrEnum) -> frozenset[StrEnum]:
     """The states of the same kind from which `new` may be reached."""
-    return frozenset(old for old, targets in TRANSITIONS.items() if type(old) is type(new) and new in targets)
+    return frozenset(old for old, targets in TRANSITIONS[type(new)].items() if new in targets)
 
 
 def check_transition(old: StrEnum, new: StrEnum) -> None:
     """Raise IllegalTransition unless `old` → `new` is an arrow. Staying where one is is not a change."""
-    if type(old) is not type(new) or new not in TRANSITIONS[old]:
+    if type(old) is not type(new) or new not in TRANSITIONS[type(old)][old]:
         raise IllegalTransition(f"{type(old).__name__} cannot go from {old} to {new}")
