@@ -120,8 +120,7 @@ def up(home: Path, options: StackOptions, *, progress: Progress | None = None) -
     other = await_other(place, progress)
     if other is None:
         raise StackError(
-            f"The stack in {place.root} is being stopped or did not start; try again, or see "
-            f"{place.log('supervisor')}."
+            f"The stack in {place.root} is being stopped or did not start; try again, or see {place.log('supervisor')}."
         )
     return UpResult(already_running=True, state=other)
 

@@ -86,8 +86,7 @@ class Supervisor:
         for child in self._children:
             before = (child.status, child.restarts)
             child.look(now)
-            met = {c.part.name for c in self._children if c.was_ready}
-            if child.wants_start(now, met):
+            if child.wants_start(now, self._met()):
                 child.start()
                 self._save()
             if (child.status, child.restarts) != before:
@@ -99,6 +98,9 @@ class Supervisor:
                 write_kept(self._home, self._plan.kept)
         self._save()
         self._bound_logs()
+
+    def _met(self) -> set[str]:
+        return {child.part.name for child in self._children if child.was_ready}
 
     def _give_up_on(self, child: Child) -> None:
         hopeless = child.permanent or child.failures >= _GIVE_UP_AFTER
@@ -172,6 +174,8 @@ class Supervisor:
     def _sleep(self, wakeup: socket.socket) -> None:
         now = time.monotonic()
         due = min([_TICK_S, *(d for child in self._children if (d := child.due(now)) is not None)])
+        if any(child.wants_start(now, self._met()) for child in self._children):
+            due = 0.0
         sources: list[socket.socket | int] = [wakeup]
         if self._owner is not None:
             sources.append(self._owner)
