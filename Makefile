@@ -1,0 +1,48 @@
+# Everything here works from a clean checkout and may be run again at any time.
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+
+.PHONY: demo test test-all lint types bench-episodes bench-engine clean
+
+demo: $(VENV)/.demo  ## a small model works through tool-using episodes; everything embedded
+	@$(BIN)/atropos demo $(ARGS)
+
+test: $(VENV)/.test  ## every test
+	$(BIN)/python -m pytest $(ARGS)
+
+test-all: test  ## every test and every seed of the slow ones
+	$(BIN)/python -m pytest -m slow --run-slow
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.test
+	@mkdir -p .types && ln -sfn .. .types/atropos  # the checkout may have any name; the package is `atropos`
+	MYPYPATH=.types $(BIN)/mypy
+
+bench-episodes: $(VENV)/.test  ## what durability costs, as ratios; ends in one JSON line
+	$(BIN)/python -m atropos.benchmarks.episodes $(ARGS)
+
+bench-engine: $(VENV)/.test  ## batching of the dev engine, as a ratio; ends in one JSON line
+	$(BIN)/python -m atropos.benchmarks.engine $(ARGS)
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Atropos needs Python 3.11 or newer; set PYTHON=python3.x")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: pyproject.toml | $(VENV)/bin/python
+	@echo "Installing (the first time takes a few minutes) …"
+	$(PIP) $(TORCH) -e ".[demo]"
+	@touch $@
+
+$(VENV)/.test: pyproject.toml | $(VENV)/bin/python
+	@echo "Installing (the first time takes a few minutes) …"
+	$(PIP) $(TORCH) -e ".[test]"
+	@touch $@ $(VENV)/.demo
+
+clean:  ## remove the virtual environment and caches; .atropos (your data) stays
+	rm -rf $(VENV) .types .mypy_cache .ruff_cache .pytest_cache build *.egg-info
