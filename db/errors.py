@@ -1,0 +1,33 @@
+"""What can go wrong in the store, as a tree; every message is one sentence for people, without secrets."""
+
+
+class StoreError(Exception):
+    """Base of everything the store raises on purpose."""
+
+
+class StoreUnreachable(StoreError):
+    """Postgres did not answer or went away. Trying again may help."""
+
+
+class SchemaMismatch(StoreError):
+    """The database's schema is not the one this build needs."""
+
+
+class SchemaTooOld(SchemaMismatch):
+    """Migrations are missing."""
+
+
+class SchemaTooNew(SchemaMismatch):
+    """A newer build migrated the database."""
+
+
+class RunExists(StoreError):
+    """The run's id is taken by a run with another document."""
+
+
+class Unknown(StoreError):
+    """A run, group, episode, engine or evaluation that has no row."""
+
+
+class Refused(StoreError):
+    """A change that contradicts what is stored; nothing of it was written."""

@@ -1,0 +1,283 @@
+"""Tables of an episode: what was said, which tokens were sampled, what answered, what it was worth.
+
+Invariant: keys are natural, `(run, group, member, attempt[, turn[, call_index]])`, and each row is written once, by
+whoever commits first; nothing here is ever sampled or scored in place of what is stored. Token arrays are
+little-endian (int32, float32, uint8) and not compressed; a turn stores only what it added, so storage is linear in
+tokens. Turns name their engine and version without a foreign key: many writers would share-lock those few rows.
+"""
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, ForeignKeyConstraint, Index, func, text
+from sqlalchemy.orm import Mapped, mapped_column
+
+from ..contracts.reasons import FailureKind, FinishReason, StopReason
+from ..contracts.records import STEP_INDEX
+from ..contracts.states import EpisodeState
+from .base import Base, finite, one_of
+
+EPISODE = ("run_id", "group_no", "member", "attempt")
+LATE_KINDS = ("turn", "call", "score", "ending")
+
+
+def _of_episode() -> ForeignKeyConstraint:
+    return ForeignKeyConstraint(EPISODE, [f"episodes.{name}" for name in EPISODE])
+
+
+class EpisodeId(Base):
+    """The four columns that name an attempt of an episode."""
+
+    __abstract__ = True
+
+    run_id: Mapped[str] = mapped_column(primary_key=True, sort_order=-4, comment="The run")
+    group_no: Mapped[int] = mapped_column(primary_key=True, sort_order=-3, comment="Number of the group in the run")
+    member: Mapped[int] = mapped_column(primary_key=True, sort_order=-2, comment="Which episode of the group, from 0")
+    attempt: Mapped[int] = mapped_column(
+        primary_key=True, sort_order=-1, comment="Which attempt of the episode, from 0"
+    )
+
+
+class EpisodeRow(EpisodeId):
+    """One attempt of one member of a group."""
+
+    __tablename__ = "episodes"
+
+    environment_version: Mapped[str] = mapped_column(comment="Version of the environment's code that started it")
+    prompt: Mapped[list[Any]] = mapped_column(comment="First messages, fit for display")
+    prompt_exact: Mapped[bytes | None] = mapped_column(
+        comment="UTF-8 JSON of prompt where JSONB cannot hold it exactly"
+    )
+    lossy: Mapped[bool] = mapped_column(server_default="false", comment="prompt replaces characters; see prompt_exact")
+    start_state: Mapped[dict[str, Any] | None] = mapped_column(comment="The environment's state at the start, if small")
+    start_state_blob: Mapped[str | None] = mapped_column(comment="Digest of that state in blobs, if large or not JSONB")
+    state: Mapped[str] = mapped_column(server_default=EpisodeState.RUNNING, comment="Where it is in its life")
+    stop: Mapped[str | None] = mapped_column(comment="Why it ended; NULL while it runs")
+    failure: Mapped[str | None] = mapped_column(comment="Whose fault it is where something went wrong")
+    reason: Mapped[str | None] = mapped_column(comment="What went wrong, in words")
+    reward: Mapped[float | None] = mapped_column(comment="Weighted sum of its scores; NULL: unscored, which is not 0")
+    turns: Mapped[int] = mapped_column(server_default="0", comment="Model calls, counted when it ended")
+    sampled_tokens: Mapped[int] = mapped_column(server_default="0", comment="Tokens sampled, counted when it ended")
+    policy_version: Mapped[int | None] = mapped_column(comment="Oldest version that sampled a token of it")
+    started_at: Mapped[datetime] = mapped_column(server_default=func.now(), comment="When its row was written")
+    ended_at: Mapped[datetime | None] = mapped_column(comment="When it ended; NULL while it runs")
+
+    __table_args__ = (
+        ForeignKeyConstraint(["run_id", "group_no"], ["groups.run_id", "groups.group_no"]),
+        ForeignKeyConstraint(["run_id", "start_state_blob"], ["blobs.run_id", "blobs.digest"]),
+        one_of("state", EpisodeState),
+        one_of("stop", StopReason),
+        one_of("failure", FailureKind),
+        CheckConstraint("member >= 0 AND attempt >= 0 AND turns >= 0 AND sampled_tokens >= 0", name="numbers"),
+        CheckConstraint("num_nonnulls(start_state, start_state_blob) = 1", name="start_state"),
+        CheckConstraint("lossy = (prompt_exact IS NOT NULL)", name="lossy"),
+        CheckConstraint(
+            "(state = 'running') = (stop IS NULL) AND (state = 'running') = (ended_at IS NULL)", name="ended"
+        ),
+        CheckConstraint("state <> 'running' OR (failure IS NULL AND reward IS NULL)", name="running"),
+        CheckConstraint("state <> 'failed' OR (failure IS NOT NULL AND reward IS NULL)", name="failed"),
+        CheckConstraint("state <> 'done' OR stop <> 'failed'", name="done"),
+        finite("reward"),
+        Index("ix_episodes_running", "run_id", "group_no", postgresql_where=text("state = 'running'")),
+        {"comment": "Attempts of episodes"},
+    )
+
+
+class TurnRow(EpisodeId):
+    """One model call: what it added to the prompt and what was sampled."""
+
+    __tablename__ = "turns"
+
+    turn: Mapped[int] = mapped_column(primary_key=True, comment="Which model call of the episode, from 0")
+    segment: Mapped[int] = mapped_column(comment="The token-contiguous part of the episode it continues")
+    opens_segment: Mapped[bool] = mapped_column(comment="It is the first turn of its segment")
+    agent: Mapped[str | None] = mapped_column(comment="Who speaks, where there are several")
+    message: Mapped[dict[str, Any]] = mapped_column(comment="The message, fit for display")
+    message_exact: Mapped[bytes | None] = mapped_column(comment="UTF-8 JSON of it where JSONB cannot hold it exactly")
+    lossy: Mapped[bool] = mapped_column(
+        server_default="false", comment="message replaces characters; see message_exact"
+    )
+    prompt_delta: Mapped[bytes] = mapped_column(
+        comment="int32 ids appended before sampling; empty where the segment has a prompt of its own"
+    )
+    sampled: Mapped[bytes] = mapped_column(comment="int32 ids that were sampled")
+    logprobs: Mapped[bytes] = mapped_column(comment="float32 log-probability of each, at this temperature")
+    mask: Mapped[bytes] = mapped_column(comment="uint8 of each: 1 trains, 0 does not")
+    finish: Mapped[str] = mapped_column(comment="Why the engine stopped sampling")
+    spans: Mapped[list[Any]] = mapped_column(comment="[label, version, start, end) in order: who sampled which tokens")
+    policy_version: Mapped[int | None] = mapped_column(comment="Oldest version of the spans; NULL: nothing was sampled")
+    temperature: Mapped[float] = mapped_column(comment="Temperature of the sampling distribution")
+    engine_id: Mapped[str] = mapped_column(comment="The engine that sampled")
+    incarnation: Mapped[str] = mapped_column(comment="Which process of that engine")
+    request_id: Mapped[str] = mapped_column(comment="The engine's name of the request")
+    provisional: Mapped[bool] = mapped_column(server_default="false", comment="Sampled around a reload, not confirmed")
+    seq: Mapped[int] = mapped_column(
+        BigInteger, server_default=text("nextval('turns_seq')"), comment="Order of writing; gaps mean nothing"
+    )
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now(), comment="When the row was written")
+
+    __table_args__ = (
+        _of_episode(),
+        ForeignKeyConstraint((*EPISODE, "segment"), [f"segments.{name}" for name in (*EPISODE, "segment")]),
+        one_of("finish", FinishReason),
+        CheckConstraint("turn >= 0 AND segment >= 0", name="numbers"),
+        CheckConstraint("octet_length(prompt_delta) % 4 = 0 AND octet_length(sampled) % 4 = 0", name="ids"),
+        CheckConstraint(
+            "octet_length(logprobs) = octet_length(sampled) AND octet_length(mask) * 4 = octet_length(sampled)",
+            name="lengths",
+        ),
+        CheckConstraint(r"btrim(mask, '\x0001') = ''", name="mask"),
+        CheckConstraint("encode(logprobs, 'hex') !~ '^(?:.{8})*.{4}[89a-f].[7f]f'", name="logprobs_finite"),
+        CheckConstraint("temperature >= 0 AND temperature < 'Infinity'", name="temperature"),
+        CheckConstraint("(octet_length(sampled) = 0) = (policy_version IS NULL)", name="version"),
+        CheckConstraint("lossy = (message_exact IS NOT NULL)", name="lossy"),
+        {"comment": "Model calls; tokens are the truth, messages a display copy"},
+    )
+
+
+class SegmentRow(EpisodeId):
+    """A token-contiguous part of an episode: one training sample."""
+
+    __tablename__ = "segments"
+
+    segment: Mapped[int] = mapped_column(primary_key=True, comment="Which part, from 0")
+    first_turn: Mapped[int] = mapped_column(comment="The turn that opened it; later turns of it name it")
+    agent: Mapped[str | None] = mapped_column(comment="Who speaks in it, where there are several")
+    prompt: Mapped[bytes | None] = mapped_column(
+        comment="int32 ids of the whole prompt, where a fork re-rendered it; NULL for segment 0"
+    )
+
+    __table_args__ = (
+        _of_episode(),
+        CheckConstraint("segment >= 0 AND first_turn >= segment", name="numbers"),
+        CheckConstraint("(segment = 0) = (prompt IS NULL)", name="prompt"),
+        CheckConstraint("octet_length(prompt) % 4 = 0", name="ids"),
+        {"comment": "Token-contiguous parts of episodes; own ids only where a fork re-rendered them"},
+    )
+
+
+class ToolCallRow(EpisodeId):
+    """What answered a turn: a tool call, or the environment's step."""
+
+    __tablename__ = "tool_calls"
+
+    turn: Mapped[int] = mapped_column(primary_key=True, comment="The turn that is answered")
+    call_index: Mapped[int] = mapped_column(primary_key=True, comment="Position in the message; -1: the step")
+    call: Mapped[dict[str, Any] | None] = mapped_column(comment="The call as the model made it; NULL for the step")
+    content: Mapped[str] = mapped_column(comment="What the model was answered, fit for display")
+    error: Mapped[str | None] = mapped_column(comment="Why the call failed or was malformed")
+    replies: Mapped[list[Any]] = mapped_column(comment="Messages the step answered with")
+    reward: Mapped[float | None] = mapped_column(comment="Reward of the step for this turn")
+    done: Mapped[bool] = mapped_column(comment="The step says the episode is over")
+    truncated: Mapped[bool] = mapped_column(comment="The step cut the episode short")
+    info: Mapped[dict[str, Any]] = mapped_column(comment="What the step says besides")
+    exact: Mapped[bytes | None] = mapped_column(
+        comment="UTF-8 JSON [call, content, error, replies, info] where the columns cannot hold it exactly"
+    )
+    lossy: Mapped[bool] = mapped_column(server_default="false", comment="Columns replace characters; see exact")
+    state: Mapped[dict[str, Any] | None] = mapped_column(
+        comment="The environment's state after it, if changed and small"
+    )
+    state_blob: Mapped[str | None] = mapped_column(comment="Digest of that state in blobs, if large or not JSONB")
+    seconds: Mapped[float] = mapped_column(comment="How long it took")
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now(), comment="When the row was written")
+
+    __table_args__ = (
+        ForeignKeyConstraint((*EPISODE, "turn"), [f"turns.{name}" for name in (*EPISODE, "turn")]),
+        ForeignKeyConstraint(["run_id", "state_blob"], ["blobs.run_id", "blobs.digest"]),
+        CheckConstraint(f"call_index >= {STEP_INDEX}", name="call_index"),
+        CheckConstraint(f"(call_index = {STEP_INDEX}) = (call IS NULL)", name="call"),
+        CheckConstraint("num_nonnulls(state, state_blob) <= 1", name="state"),
+        CheckConstraint("lossy = (exact IS NOT NULL)", name="lossy"),
+        CheckConstraint("seconds >= 0 AND seconds < 'Infinity'", name="seconds"),
+        finite("reward"),
+        {"comment": "What answered a turn: its tool calls, and the environment's step (call_index -1)"},
+    )
+
+
+class ScoreRow(EpisodeId):
+    """A named part of an episode's reward, or a metric."""
+
+    __tablename__ = "scores"
+
+    name: Mapped[str] = mapped_column(primary_key=True, comment="Name of the reward or metric")
+    scorer_version: Mapped[str] = mapped_column(primary_key=True, comment="Version of the code that scored")
+    value: Mapped[float | None] = mapped_column(comment="NULL: unscored (a judge failed), which is not 0")
+    weight: Mapped[float] = mapped_column(comment="Weight in the reward")
+    metric: Mapped[bool] = mapped_column(comment="Kept and shown, never part of the reward")
+    seq: Mapped[int] = mapped_column(
+        BigInteger, server_default=text("nextval('scores_seq')"), comment="Order of writing; gaps mean nothing"
+    )
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now(), comment="When the row was written")
+
+    __table_args__ = (
+        _of_episode(),
+        CheckConstraint("name <> ''", name="name"),
+        finite("value"),
+        finite("weight"),
+        {"comment": "Reward parts and metrics of episodes"},
+    )
+
+
+class Blob(Base):
+    """Bytes addressed by their content."""
+
+    __tablename__ = "blobs"
+
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.run_id"), primary_key=True, comment="The run")
+    digest: Mapped[str] = mapped_column(primary_key=True, comment="SHA-256 of the bytes, hexadecimal")
+    data: Mapped[bytes] = mapped_column(comment="The bytes")
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now(), comment="When they were first stored")
+
+    __table_args__ = (
+        CheckConstraint("digest = encode(sha256(data), 'hex')", name="digest"),
+        {"comment": "Content-addressed bytes of a run: large environment states"},
+    )
+
+
+class EvaluationSample(Base):
+    """One sample of one task of an evaluation, and the episode it was."""
+
+    __tablename__ = "evaluation_samples"
+
+    run_id: Mapped[str] = mapped_column(primary_key=True, comment="The run")
+    evaluation: Mapped[str] = mapped_column(primary_key=True, comment="The evaluation")
+    task_key: Mapped[str] = mapped_column(primary_key=True, comment="The task")
+    sample: Mapped[int] = mapped_column(primary_key=True, comment="Which sample of the task, from 0")
+    group_no: Mapped[int] = mapped_column(comment="Group of the episode")
+    member: Mapped[int] = mapped_column(comment="Member of the episode")
+    attempt: Mapped[int] = mapped_column(comment="Attempt of the episode that counts")
+    reward: Mapped[float | None] = mapped_column(comment="Reward of the episode; NULL: unscored or invalid")
+    success: Mapped[bool | None] = mapped_column(comment="Reward reached the threshold; NULL where there is none")
+
+    __table_args__ = (
+        ForeignKeyConstraint(["run_id", "evaluation"], ["evaluations.run_id", "evaluations.name"]),
+        _of_episode(),
+        CheckConstraint("(success IS NULL) = (reward IS NULL)", name="success"),
+        finite("reward"),
+        {"comment": "Samples that an evaluation counted, by task"},
+    )
+
+
+class LateResult(Base):
+    """What lost the race for its key: kept for the record, never used."""
+
+    __tablename__ = "late_results"
+
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.run_id"), primary_key=True, comment="The run")
+    seq: Mapped[int] = mapped_column(
+        BigInteger, server_default=text("nextval('late_results_seq')"), primary_key=True, comment="Order of writing"
+    )
+    kind: Mapped[str] = mapped_column(comment="turn, call, score or ending")
+    group_no: Mapped[int] = mapped_column(comment="Number of the group in the run")
+    member: Mapped[int] = mapped_column(comment="Which episode of the group")
+    attempt: Mapped[int] = mapped_column(comment="Which attempt of the episode")
+    record: Mapped[dict[str, Any]] = mapped_column(comment="What would have been stored, fit for display")
+    reason: Mapped[str] = mapped_column(comment="Why it was not stored, in words")
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now(), comment="When it came")
+
+    __table_args__ = (
+        one_of("kind", LATE_KINDS),
+        Index("ix_late_results_episode", *EPISODE),
+        {"comment": "Results that came after another had been stored under the same key"},
+    )

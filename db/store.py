@@ -1,0 +1,146 @@
+"""A pool of connections to the trajectory store.
+
+Invariant: a process holds at most `pool_size` connections, and a broken one never poisons the next caller: the whole
+pool is replaced and whoever noticed gets `StoreUnreachable`, which says that trying again may help. Without `prepare`
+nothing of ours lives in a server session between two transactions, so a transaction-pooling PgBouncer may stand
+in between.
+
+Two ways in. `direct()` gives a psycopg connection in autocommit for the statements of every turn: one statement, one
+round trip, no transaction around it. `begin()` gives an SQLAlchemy connection inside one transaction for the rest.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Final, cast
+
+import psycopg
+from sqlalchemy import URL, make_url, text
+from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+from .errors import StoreError, StoreUnreachable
+
+MAX_POOL: Final = 8
+"""A dozen processes then stay below Postgres' default of 100 connections."""
+CONNECT_TIMEOUT_S: Final = 10
+OLDEST_POSTGRES: Final = 15
+_DRIVER: Final = "postgresql+psycopg"
+
+Direct = psycopg.AsyncConnection[tuple[Any, ...]]
+
+
+class Store:
+    """An open store: one per process and event loop. Close it."""
+
+    def __init__(self, pool: AsyncEngine) -> None:
+        self._pool = pool
+        self.engine: AsyncEngine = pool.execution_options(isolation_level="READ COMMITTED")
+        """For statements in transactions of one's own."""
+
+    @property
+    def address(self) -> str:
+        """The URL without its password."""
+        return masked(self._pool.url)
+
+    @asynccontextmanager
+    async def direct(self) -> AsyncIterator[Direct]:
+        """A psycopg connection in autocommit. Raises StoreUnreachable when it cannot be had or breaks."""
+        try:
+            async with self._pool.connect() as connection:
+                driver = cast(Direct, (await connection.get_raw_connection()).driver_connection)
+                try:
+                    yield driver
+                finally:
+                    if driver.closed:
+                        await connection.invalidate()
+        except psycopg.OperationalError as error:
+            if not driver.closed:
+                raise
+            await self._pool.dispose()
+            raise unreachable(self._pool.url, error) from error
+        except (PoolTimeout, DBAPIError) as error:
+            raise _translated(self._pool.url, error) from error
+
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[AsyncConnection]:
+        """An SQLAlchemy connection in one transaction. Raises StoreUnreachable when it cannot be had or breaks."""
+        try:
+            async with self.engine.begin() as connection:
+                yield connection
+        except (PoolTimeout, DBAPIError) as error:
+            raise _translated(self._pool.url, error) from error
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._pool.dispose()
+
+
+async def open_store(url: str, *, pool_size: int = MAX_POOL, prepare: bool = True) -> Store:
+    """Connect once to see that it works, and return the store.
+
+    `prepare`: let the server keep prepared statements in its sessions; faster, but not through PgBouncer.
+    Raises StoreUnreachable, or StoreError for an unusable URL or a Postgres older than 15.
+    """
+    if not 1 <= pool_size <= MAX_POOL:
+        raise StoreError(f"A pool has 1 to {MAX_POOL} connections, not {pool_size}.")
+    parsed = parse_url(url)
+    pool = create_async_engine(
+        parsed,
+        isolation_level="AUTOCOMMIT",
+        pool_size=pool_size,
+        max_overflow=0,
+        pool_use_lifo=True,
+        connect_args={
+            "prepare_threshold": 0 if prepare else None,
+            "connect_timeout": int(str(parsed.query.get("connect_timeout", CONNECT_TIMEOUT_S))),
+            "application_name": str(parsed.query.get("application_name", "atropos")),
+        },
+    )
+    store = Store(pool)
+    try:
+        async with store.begin() as connection:
+            number = int((await connection.execute(text("SHOW server_version_num"))).scalar_one())
+        if number < OLDEST_POSTGRES * 10_000:
+            raise StoreError(
+                f"Postgres at {store.address} is {number // 10_000}; {OLDEST_POSTGRES} or newer is needed."
+            )
+    except BaseException:
+        await store.close()
+        raise
+    return store
+
+
+def parse_url(url: str) -> URL:
+    """`postgres://`, `postgresql://` and `postgresql+psycopg://` as a URL of our driver. Raises StoreError."""
+    try:
+        parsed = make_url(url.replace("postgres://", "postgresql://", 1))
+    except (ArgumentError, ValueError):
+        parsed = None
+    if parsed is None or parsed.drivername not in ("postgresql", _DRIVER):
+        raise StoreError("The address of the store must look like postgresql://user:password@host:port/database.")
+    return parsed.set(drivername=_DRIVER)
+
+
+def masked(url: URL) -> str:
+    """The URL for people: no driver, no password, no options."""
+    return url.set(drivername="postgresql", query={}).render_as_string(hide_password=True)
+
+
+def unreachable(url: URL, error: BaseException) -> StoreUnreachable:
+    """One sentence about a connection that cannot be had, without the password."""
+    detail = (str(error).strip().splitlines() or [type(error).__name__])[-1].strip().rstrip(".")
+    if url.password:
+        detail = detail.replace(url.password, "***")
+    return StoreUnreachable(f"Postgres at {masked(url)} cannot be reached: {detail}.")
+
+
+def _translated(url: URL, error: PoolTimeout | DBAPIError) -> Exception:
+    if isinstance(error, PoolTimeout):
+        return StoreUnreachable(f"All connections of this process to {masked(url)} are busy; try again.")
+    cause = error.orig
+    if error.connection_invalidated:
+        return unreachable(url, cause or error)
+    if isinstance(cause, psycopg.OperationalError) and cause.sqlstate is None:
+        return unreachable(url, cause)
+    return error
