@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 
 from ..contracts.admission import next_environment, room, task_index
-from ..contracts.records import NewGroup
+from ..contracts.records import EngineRecord, NewGroup
 from ..contracts.states import EngineState
 from ..db.admission import AdmissionState, admit
 from ..db.engines import engines_of, set_engine_state
@@ -18,7 +18,6 @@ from ..db.runs import RunRow
 from ..environments.loaded import LoadedEnvironment
 from ..inference.engines import EngineAddress
 from ..inference.errors import EngineFailure
-from ..inference.vllm import connect_engine
 from .services import Services
 
 PAGE = 8
@@ -39,7 +38,7 @@ async def admit_some(services: Services, row: RunRow) -> Admitted:
 
     async def propose(state: AdmissionState) -> list[NewGroup]:
         seen.append(state)
-        return _draw(row, state, environments)
+        return await _draw(row, state, environments)
 
     groups = await admit(services.store, row.run_id, propose)
     state = seen[-1]
@@ -59,7 +58,7 @@ def budget_spent(row: RunRow, state: AdmissionState) -> bool:
     )
 
 
-def _draw(row: RunRow, state: AdmissionState, environments: dict[str, LoadedEnvironment]) -> list[NewGroup]:
+async def _draw(row: RunRow, state: AdmissionState, environments: dict[str, LoadedEnvironment]) -> list[NewGroup]:
     if budget_spent(row, state):
         return []
     places = room(
@@ -75,8 +74,8 @@ def _draw(row: RunRow, state: AdmissionState, environments: dict[str, LoadedEnvi
     for _ in range(min(places, PAGE)):
         label = next_environment(state.weights, counted)
         environment = environments[label]
-        index = task_index(draws[label], environment.size("train"), row.config.seed)
-        task = environment.make_task("train", index)
+        index = task_index(draws[label], await environment.size("train"), row.config.seed)
+        task = await environment.make_task("train", index)
         groups.append(
             NewGroup(
                 environment=label,
@@ -97,7 +96,7 @@ async def engine_outage(services: Services, run_id: str) -> str | None:
     """Why no engine of the run can take work, in words; None where one can. Asks each and writes what it found."""
     records = await engines_of(services.store, run_id)
     usable = [record for record in records if record.state in (EngineState.READY, EngineState.DOWN)]
-    found = await asyncio.gather(*(_probe(services, EngineAddress.of(r, None)) for r in usable))
+    found = await asyncio.gather(*(_probe(services, record) for record in usable))
     problems = [f"{record.url}: {record.reason or record.state}" for record in records if record not in usable]
     answering = 0
     for record, problem in zip(usable, found, strict=True):
@@ -111,8 +110,9 @@ async def engine_outage(services: Services, run_id: str) -> str | None:
     return None if answering else "no engine answers: " + "; ".join(problems)
 
 
-async def _probe(services: Services, address: EngineAddress) -> str | None:
-    engine = connect_engine(address)
+async def _probe(services: Services, record: EngineRecord) -> str | None:
+    secret = services.secret(record.api_key_env) if record.api_key_env else None
+    engine = services.connect(EngineAddress.of(record, secret))
     try:
         await engine.health()
     except EngineFailure as failure:

@@ -24,7 +24,6 @@ from ..contracts.activities import (
     FinishEpisode,
     RunTool,
     ScoreEpisode,
-    ScorerPlan,
     StartEpisode,
     TurnAnswer,
 )
@@ -33,7 +32,7 @@ from ..contracts.episode import Score, total_reward
 from ..contracts.ids import EpisodeKey
 from ..contracts.messages import preview
 from ..contracts.reasons import FailureKind, RunAt
-from ..contracts.records import STEP_INDEX, CallRecord, EpisodeFacts, EpisodeStart
+from ..contracts.records import STEP_INDEX, CallRecord, EpisodeFacts, EpisodeStart, TurnRecord
 from ..contracts.states import EpisodeState
 from ..contracts.tasks import Task
 from ..db.episodes import (
@@ -48,7 +47,7 @@ from ..db.episodes import (
 )
 from ..db.events import add_event
 from ..db.groups import load_group
-from ..environments.faults import EnvironmentFault
+from ..environments.faults import EnvironmentProblem
 from ..environments.loaded import LoadedEnvironment
 from .failures import final
 from .heartbeat import heartbeating
@@ -76,8 +75,8 @@ class EpisodeActivities:
             task_key=facts.task_key,
             limits=spec.limits.tightened(run.config.environment(facts.environment).limits),
             opening=preview(facts.prompt[-1].text if facts.prompt else ""),
-            step=spec.step_plan,
-            scorers=tuple(plan for plan in spec.scorer_plans if plan.run is not RunAt.INLINE),
+            step=spec.step,
+            scorers=spec.scheduled_scorers,
             ended=episode_result(facts) if facts.status is not EpisodeState.RUNNING else None,
         )
 
@@ -87,9 +86,9 @@ class EpisodeActivities:
             raise final(FailureKind.INFRASTRUCTURE, f"the store has no group {key.group.workflow_id}")
         environment = await self._services.environment(key.run_id, group.environment)
         try:
-            task = environment.task_from_data(group.task_data, group.task_info)
+            task = await environment.task_from_data(group.task_data, group.task_info)
             prompt, state = await environment.start(task, _context(key, group.task_key, 0, "start"))
-        except EnvironmentFault as fault:
+        except EnvironmentProblem as fault:
             raise final(FailureKind.ENVIRONMENT, str(fault)) from fault
         start = EpisodeStart(key, prompt, state, environment.spec.version)
         return await start_episode(self._services.store, start)
@@ -103,13 +102,12 @@ class EpisodeActivities:
         made: list[CallRecord] = []
         try:
             for index in _missing(facts, request.turn, request.calls):
-                record = await _timed_call(environment, turn.turn, index, facts, task, state)
+                record = await self._call(environment, facts, task, turn.turn, index, state)
                 made.append(record)
                 state = record.state if record.state is not None else state
             if request.step and _missing(facts, request.turn, [STEP_INDEX]):
-                context = _context(request.key, facts.task_key, request.turn, "step")
-                made.append(await environment.run_step(turn.turn, task, state, turn.message, context))
-        except EnvironmentFault as fault:
+                made.append(await self._step(environment, facts, task, turn, state))
+        except EnvironmentProblem as fault:
             raise final(FailureKind.ENVIRONMENT, str(fault)) from fault
         if made:
             facts = with_calls(facts, await save_calls(self._services.store, request.key, made))
@@ -121,15 +119,77 @@ class EpisodeActivities:
     async def run_tool(self, request: RunTool) -> TurnAnswer:
         facts, environment, task = await self._open(request.key)
         if _missing(facts, request.turn, [request.index]):
-            record = await _timed_call(environment, request.turn, request.index, facts, task, facts.state)
+            try:
+                record = await self._call(environment, facts, task, request.turn, request.index, facts.state)
+            except EnvironmentProblem as fault:
+                raise final(FailureKind.ENVIRONMENT, str(fault)) from fault
             facts = with_calls(facts, await save_calls(self._services.store, request.key, [record]))
         return await self._answer(facts, environment, task, request.turn, (request.index,), last=False)
+
+    async def _call(
+        self,
+        environment: LoadedEnvironment,
+        facts: EpisodeFacts,
+        task: Task[Any],
+        turn: int,
+        index: int,
+        state: dict[str, Any],
+    ) -> CallRecord:
+        """One tool call. Its own exceptions are its result; only a tool that could not be run at all raises."""
+        began = time.monotonic()
+        call = facts.turns[turn].message.tool_calls[index]
+        run = await self._services.run(facts.key.run_id)
+        outcome = await environment.run_call(
+            index,
+            call,
+            task,
+            state,
+            _context(facts.key, facts.task_key, turn, str(index)),
+            judge=run.judge,
+            pool=self._services.processes,
+        )
+        return CallRecord(
+            turn=turn,
+            index=index,
+            call=call,
+            content=outcome.content,
+            error=outcome.error,
+            state=outcome.state,
+            seconds=time.monotonic() - began,
+        )
+
+    async def _step(
+        self,
+        environment: LoadedEnvironment,
+        facts: EpisodeFacts,
+        task: Task[Any],
+        turn: TurnRecord,
+        state: dict[str, Any],
+    ) -> CallRecord:
+        began = time.monotonic()
+        run = await self._services.run(facts.key.run_id)
+        context = _context(facts.key, facts.task_key, turn.turn, "step")
+        outcome = await environment.run_step(
+            task, state, turn.message, context, judge=run.judge, pool=self._services.processes
+        )
+        return CallRecord(
+            turn=turn.turn,
+            index=STEP_INDEX,
+            call=None,
+            state=outcome.state,
+            replies=tuple(outcome.step.messages),
+            reward=outcome.step.reward,
+            done=outcome.step.done,
+            truncated=outcome.step.truncated,
+            info=outcome.step.info,
+            seconds=time.monotonic() - began,
+        )
 
     async def _answer(
         self,
         facts: EpisodeFacts,
         environment: LoadedEnvironment,
-        task: Task[object],
+        task: Task[Any],
         turn: int,
         wanted: Iterable[int],
         *,
@@ -140,7 +200,7 @@ class EpisodeActivities:
         if last and environment.spec.stops:
             try:
                 condition = await environment.stop_condition(task, facts.state, episode_view(facts))
-            except EnvironmentFault as fault:
+            except EnvironmentProblem as fault:
                 raise final(FailureKind.ENVIRONMENT, str(fault)) from fault
         texts = [text for record in records for text in (record.content, *(reply.text for reply in record.replies))]
         return TurnAnswer(
@@ -161,7 +221,7 @@ class EpisodeActivities:
         return len(scores)
 
     async def _score(
-        self, facts: EpisodeFacts, environment: LoadedEnvironment, task: Task[object], names: Iterable[str]
+        self, facts: EpisodeFacts, environment: LoadedEnvironment, task: Task[Any], names: Iterable[str]
     ) -> list[Score]:
         judge = (await self._services.run(facts.key.run_id)).judge
         episode = episode_view(facts)
@@ -169,8 +229,12 @@ class EpisodeActivities:
         try:
             for name in names:
                 context = _context(facts.key, facts.task_key, len(facts.turns), name)
-                scores.append(await environment.score(name, task, facts.state, episode, judge, context))
-        except EnvironmentFault as fault:
+                scores.append(
+                    await environment.score(
+                        name, task, facts.state, episode, judge, context, pool=self._services.processes
+                    )
+                )
+        except EnvironmentProblem as fault:
             raise final(FailureKind.ENVIRONMENT, str(fault)) from fault
         return scores
 
@@ -187,11 +251,11 @@ class EpisodeActivities:
         reward = None
         if request.failure is None:
             environment = await self._environment(facts)
-            task = environment.task_from_data(facts.task_data, facts.task_info)
-            inline = [plan.name for plan in environment.spec.scorer_plans if plan.run is RunAt.INLINE]
+            task = await environment.task_from_data(facts.task_data, facts.task_info)
+            inline = [scorer.name for scorer in environment.spec.scorers if scorer.plan.run is RunAt.INLINE]
             scores = await self._score(facts, environment, task, inline)
-            stored = await self._stored_scores(facts.key, environment.spec.scorer_plans)
-            reward = total_reward((*stored, *scores))
+            elsewhere = await episode_scores(store, facts.key) if environment.spec.scheduled_scorers else []
+            reward = total_reward((*elsewhere, *scores))
         await self._clean_up(facts)
         return await finish_episode(
             store,
@@ -203,32 +267,26 @@ class EpisodeActivities:
             scores=scores,
         )
 
-    async def _stored_scores(self, key: EpisodeKey, plans: tuple[ScorerPlan, ...]) -> list[Score]:
-        """Scores that ran elsewhere before; asking the store only where there are any."""
-        if all(plan.run is RunAt.INLINE for plan in plans):
-            return []
-        return await episode_scores(self._services.store, key)
-
     async def _clean_up(self, facts: EpisodeFacts) -> None:
         """Tear down on every exit. Its failure is an event, not the episode's: what was scored stands."""
         environment = await self._services.environment(facts.key.run_id, facts.environment)
         if not environment.spec.has_cleanup:
             return
         try:
-            task = environment.task_from_data(facts.task_data, facts.task_info)
+            task = await environment.task_from_data(facts.task_data, facts.task_info)
             await environment.cleanup(task, facts.state, _context(facts.key, facts.task_key, len(facts.turns), "end"))
-        except EnvironmentFault as fault:
+        except EnvironmentProblem as fault:
             data = {"episode": facts.key.workflow_id}
             await add_event(self._services.store, facts.key.run_id, "cleanup_failed", str(fault), data)
 
-    async def _open(self, key: EpisodeKey) -> tuple[EpisodeFacts, LoadedEnvironment, Task[object]]:
+    async def _open(self, key: EpisodeKey) -> tuple[EpisodeFacts, LoadedEnvironment, Task[Any]]:
         facts = await load_episode(self._services.store, key)
         if facts is None:
             raise final(FailureKind.INFRASTRUCTURE, f"the store has no episode {key.workflow_id}")
         environment = await self._environment(facts)
         try:
-            return facts, environment, environment.task_from_data(facts.task_data, facts.task_info)
-        except EnvironmentFault as fault:
+            return facts, environment, await environment.task_from_data(facts.task_data, facts.task_info)
+        except EnvironmentProblem as fault:
             raise final(FailureKind.ENVIRONMENT, str(fault)) from fault
 
     async def _environment(self, facts: EpisodeFacts) -> LoadedEnvironment:
@@ -257,19 +315,3 @@ def with_calls(facts: EpisodeFacts, records: list[CallRecord]) -> EpisodeFacts:
     states = [record.state for record in records if record.state is not None]
     state = states[-1] if states else facts.state
     return dataclasses.replace(facts, calls=(*facts.calls, *records), state=state)
-
-
-async def _timed_call(
-    environment: LoadedEnvironment,
-    turn: int,
-    index: int,
-    facts: EpisodeFacts,
-    task: Task[object],
-    state: dict[str, Any],
-) -> CallRecord:
-    """One tool call. Its own exceptions are its result; only a tool that could not be run at all raises."""
-    began = time.monotonic()
-    call = facts.turns[turn].message.tool_calls[index]
-    context = _context(facts.key, facts.task_key, turn, str(index))
-    record = await environment.run_call(turn, index, call, task, state, context)
-    return dataclasses.replace(record, seconds=time.monotonic() - began)

@@ -23,7 +23,7 @@ from ..contracts.states import EvaluationState, RunState
 from ..db.evaluations import evaluation_groups, finish_evaluation, get_evaluation, start_evaluation
 from ..db.groups import GroupRow
 from ..db.runs import get_run, set_waiting
-from ..environments.faults import EnvironmentFault
+from ..environments.faults import EnvironmentProblem
 from ..environments.loaded import LoadedEnvironment
 from .admission import PAGE, engine_outage
 from .failures import final
@@ -47,8 +47,8 @@ class EvaluationActivities:
         label = run.config.environment(chosen.id).label
         environment = await self._services.environment(request.run_id, label)
         try:
-            groups = draw(environment, label, chosen, request.name)
-        except EnvironmentFault as fault:
+            groups = await draw(environment, label, chosen, request.name)
+        except EnvironmentProblem as fault:
             raise final(FailureKind.ENVIRONMENT, str(fault)) from fault
         return await start_evaluation(self._services.store, request.run_id, request.name, label, chosen, groups)
 
@@ -89,10 +89,12 @@ def _set(config: RunConfig, name: str) -> EvalSet:
     return known[name]
 
 
-def draw(environment: LoadedEnvironment, label: str, chosen: EvalSet, name: str) -> list[NewGroup]:
+async def draw(environment: LoadedEnvironment, label: str, chosen: EvalSet, name: str) -> list[NewGroup]:
     """The first tasks of the split, one group each; fewer where the split has fewer."""
-    size = environment.size(chosen.split)
-    tasks = [environment.make_task(chosen.split, index) for index in range(min(chosen.tasks, size or chosen.tasks))]
+    size = await environment.size(chosen.split)
+    tasks = [
+        await environment.make_task(chosen.split, index) for index in range(min(chosen.tasks, size or chosen.tasks))
+    ]
     return [
         NewGroup(
             environment=label,

@@ -12,7 +12,7 @@ from ..contracts.reasons import FailureKind
 from ..contracts.states import GroupState
 from ..db.episodes import episode_scores, episode_view, load_episode, save_scores
 from ..db.groups import close_group, load_group
-from ..environments.faults import EnvironmentFault
+from ..environments.faults import EnvironmentProblem
 from .failures import final
 from .heartbeat import heartbeating
 from .services import Services
@@ -40,15 +40,13 @@ class GroupActivities:
                 raise final(FailureKind.INFRASTRUCTURE, f"the store has no episode {key.workflow_id}")
             episodes.append(episode_view(facts, tuple(await episode_scores(store, key))))
         try:
-            task = environment.task_from_data(group.task_data, group.task_info)
-            parts = await environment.score_group(task, tuple(episodes), run.judge)
-        except EnvironmentFault as fault:
+            task = await environment.task_from_data(group.task_data, group.task_info)
+            parts = await environment.score_group(task, episodes, run.judge, pool=self._services.processes)
+        except EnvironmentProblem as fault:
             raise final(FailureKind.ENVIRONMENT, str(fault)) from fault
+        weights = {scorer.name: scorer.weight for scorer in environment.spec.group_scorers}
         for position, key in enumerate(request.members):
-            scores = [
-                Score(name=name, value=values[position], weight=environment.spec.group_weight(name))
-                for name, values in parts.items()
-            ]
+            scores = [Score(name=name, value=values[position], weight=weights[name]) for name, values in parts.items()]
             await save_scores(store, key, scores, environment.spec.version)
         return len(parts) * len(episodes)
 

@@ -28,14 +28,15 @@ from ..contracts.activities import (
     TuneRun,
 )
 from ..contracts.reasons import FailureKind, RunAt
-from ..contracts.runfile import RunConfig, RunFileError, parse_run
+from ..contracts.runfile import EnvironmentConfig, RunConfig, RunFileError, parse_run
 from ..contracts.states import GroupState, RunState
 from ..db.engines import put_engines
 from ..db.groups import GroupRow, close_group, open_groups
 from ..db.runs import NewEnvironment, RunExists, create_run, get_run, set_run_state, set_waiting, tune_run
-from ..environments.faults import EnvironmentFault
+from ..environments.faults import EnvironmentProblem
 from ..environments.loaded import LoadedEnvironment
-from ..inference.tokens import RendererError, load_renderer
+from ..environments.splits import check_disjoint, require_size
+from ..inference.tokens import TokensError, load_renderer
 from .admission import admit_some, engine_outage
 from .failures import bad_run_file, final
 from .services import Services
@@ -56,11 +57,11 @@ class RunActivities:
     async def register_run(self, request: RegisterRun) -> RunPlan:
         try:
             config = parse_run(request.document)
-            environments = [self._environment(config, label) for label in _labels(config)]
+            environments = [await self._environment(config, chosen) for chosen in config.environments]
             await asyncio.to_thread(load_renderer, config.model)
             row = await create_run(self._services.store, request.run_id, config, environments)
             await put_engines(self._services.store, request.run_id, config.engines)
-        except (RunFileError, EnvironmentFault, RendererError, RunExists) as error:
+        except (RunFileError, EnvironmentProblem, TokensError, RunExists) as error:
             raise bad_run_file(str(error)) from error
         return RunPlan(
             name=config.name,
@@ -69,10 +70,13 @@ class RunActivities:
             evaluations_at_end=tuple(config.evaluations("end")),
         )
 
-    def _environment(self, config: RunConfig, label: str) -> NewEnvironment:
-        chosen = config.environment(label)
-        loaded = self._services.load(config, label)
-        loaded.check_judges(config.judges)
+    async def _environment(self, config: RunConfig, chosen: EnvironmentConfig) -> NewEnvironment:
+        """Load it, and prove that what is evaluated on is never trained on, before a row is written."""
+        loaded = self._services.load(config, chosen.label)
+        await check_disjoint(loaded)
+        for wanted in config.eval.sets:
+            if config.environment(wanted.id) is chosen:
+                await require_size(loaded, wanted.split, wanted.tasks)
         return NewEnvironment(
             label=chosen.label,
             ref=chosen.id,
@@ -101,7 +105,7 @@ class RunActivities:
         await set_waiting(services.store, request.run_id, None)
         try:
             admitted = await admit_some(services, row)
-        except EnvironmentFault as fault:
+        except EnvironmentProblem as fault:
             raise final(FailureKind.ENVIRONMENT, str(fault)) from fault
         starts = [await self._start(row.config, group) for group in admitted.groups]
         return Admission(groups=tuple(starts), open=admitted.open, done=admitted.done)
@@ -165,10 +169,6 @@ class RunActivities:
                     self._services.store, group.key, [], GroupState.FAILED, FailureKind.CANCELLED, "cancelled"
                 )
         return len(groups)
-
-
-def _labels(config: RunConfig) -> list[str]:
-    return [environment.label for environment in config.environments]
 
 
 async def _status(services: Services, workflow_id: str) -> WorkflowExecutionStatus | None:

@@ -110,7 +110,7 @@ class ModelActivities:
             segment=prompt.segment,
             opens_segment=prompt.opens,
             message=renderer.parse(
-                completion.token_ids, environment.spec.tool_specs(), prompt_ids=prompt.ids, turn=turn
+                completion.token_ids, turn=turn, prompt_ids=prompt.ids, tools=environment.spec.tool_specs()
             ),
             prompt_delta=prompt.delta,
             sampled=completion.token_ids,
@@ -155,7 +155,7 @@ class ModelActivities:
 
 
 def build_prompt(facts: EpisodeFacts, renderer: TokenRenderer, tools: Sequence[ToolSpec]) -> Prompt:
-    """The next prompt: the segment's exact ids and what the answers add, or a new segment where they cannot be added."""
+    """The next prompt: the segment's exact ids and what answers add, or a new segment where that cannot be."""
     if not facts.turns:
         ids = renderer.open(facts.prompt, tools)
         return Prompt(ids, ids, segment=0, opens=True)

@@ -5,28 +5,41 @@ What changes is read from rows each time.
 """
 
 import asyncio
+import dataclasses
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from temporalio.client import Client
 
-from ..contracts.context import Judge
 from ..contracts.reasons import FailureKind
+from ..contracts.records import EngineRecord
 from ..contracts.runfile import RunConfig
+from ..contracts.states import EngineState
 from ..db.engines import engines_of, versions
 from ..db.runs import RunRow, get_run
 from ..db.store import Store
 from ..environments.loaded import LoadedEnvironment
 from ..environments.pool import ProcessPool
 from ..environments.registry import load
+from ..inference.engines import Engine, EngineAddress
 from ..inference.judge import HttpJudge
 from ..inference.pool import EnginePool
 from ..inference.tokens import TokenRenderer, load_renderer
+from ..inference.vllm import connect_engine
 from .failures import final
 
 _RUNS_KEPT = 64
+_ENGINES_READ_EVERY_S = 5.0
+
+
+class Connect(Protocol):
+    """Makes a client for an engine; replaced where an engine lives in the same process (benchmarks)."""
+
+    def __call__(self, address: EngineAddress, *, vocabulary: int | None = None) -> Engine: ...
 
 
 @dataclass
@@ -35,11 +48,17 @@ class RunServices:
 
     run_id: str
     config: RunConfig
-    judge: Judge
+    judge: HttpJudge
     labels: dict[str, int] = field(default_factory=dict)
     """Weights as engines call them → policy version."""
     pool: EnginePool | None = None
-    context: int | None = None
+    engines_read: float = 0.0
+    """Monotonic time at which the pool was last told what the rows say."""
+
+    async def close(self) -> None:
+        await self.judge.close()
+        if self.pool is not None:
+            await self.pool.close()
 
 
 class Services:
@@ -53,11 +72,13 @@ class Services:
         *,
         processes: ProcessPool | None = None,
         base: Path | None = None,
+        connect: Connect = connect_engine,
     ) -> None:
         self.store = store
         self.client = client
         self.secret = secret
         self.processes = processes
+        self.connect = connect
         self._base = base
         self._runs: OrderedDict[str, RunServices] = OrderedDict()
         self._opening = asyncio.Lock()
@@ -75,8 +96,7 @@ class Services:
                 self._runs[run_id] = self._open(row)
                 while len(self._runs) > _RUNS_KEPT:
                     _, oldest = self._runs.popitem(last=False)
-                    if oldest.pool is not None:
-                        await oldest.pool.close()
+                    await oldest.close()
         return self._runs[run_id]
 
     def _open(self, row: RunRow) -> RunServices:
@@ -96,13 +116,20 @@ class Services:
         return await asyncio.to_thread(load_renderer, config.model)
 
     async def engines(self, run_id: str) -> EnginePool:
-        """The run's engine pool, told what the store says about its engines."""
+        """The run's engine pool, told every few seconds what the store says about its engines."""
         services = await self.run(run_id)
+        now = time.monotonic()
+        if services.pool is not None and now - services.engines_read < _ENGINES_READ_EVERY_S:
+            return services.pool
+        services.engines_read = now
+        records = [_worth_asking(record) for record in await engines_of(self.store, run_id)]
         if services.pool is None:
-            renderer = await self.renderer(run_id)
-            records = await engines_of(self.store, run_id)
-            if services.pool is None:
-                services.pool = EnginePool(records, self.secret, vocabulary=renderer.vocabulary)
+            vocabulary = (await self.renderer(run_id)).vocabulary
+            services.pool = services.pool or EnginePool(
+                records, self.secret, connect=lambda address: self.connect(address, vocabulary=vocabulary)
+            )
+        else:
+            services.pool.update(records)
         return services.pool
 
     async def version(self, run_id: str, label: str) -> int | None:
@@ -114,8 +141,12 @@ class Services:
 
     async def close(self) -> None:
         for services in self._runs.values():
-            if services.pool is not None:
-                await services.pool.close()
+            await services.close()
         if self.processes is not None:
             await self.processes.close()
         await self.store.close()
+
+
+def _worth_asking(record: EngineRecord) -> EngineRecord:
+    """An engine that was down is asked again by the pool after its rest; only a drain or a quarantine stops that."""
+    return dataclasses.replace(record, state=EngineState.READY) if record.state == EngineState.DOWN else record

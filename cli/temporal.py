@@ -62,7 +62,9 @@ async def _register_attributes(client: Client) -> None:
                     f"The search attribute {name} exists with another type than {kind}; remove it, or use a "
                     "namespace of its own for Atropos."
                 )
-        missing = {name: _TYPES[kind] for name, kind in SEARCH_ATTRIBUTES.items() if name not in known.custom_attributes}
+        missing = {
+            name: _TYPES[kind] for name, kind in SEARCH_ATTRIBUTES.items() if name not in known.custom_attributes
+        }
         if missing:
             await client.operator_service.add_search_attributes(
                 AddSearchAttributesRequest(namespace=client.namespace, search_attributes=missing)

@@ -5,6 +5,7 @@ store and its schema), and says in one sentence what is missing. Told to stop, i
 """
 
 import asyncio
+import importlib
 import logging
 import os
 import signal
@@ -24,9 +25,10 @@ from ..activities.catalogue import activities_of
 from ..activities.services import Services
 from ..contracts.queues import QUEUE_OF, WorkerRole
 from ..db.migrate import check
-from ..db.store import StoreError, open_store
+from ..db.errors import StoreProblem
+from ..db.store import open_store
 from ..environments.pool import ProcessPool
-from ..environments.registry import EnvironmentFault, import_module
+from ..environments.faults import EnvironmentProblem
 from ..settings import Settings, SettingsError, load_settings, secret_from_environment
 from ..workflows.plugin import WORKFLOWS
 from .resume import resume_runs
@@ -39,7 +41,7 @@ from .temporal import TemporalUnready, connect, prepare
 _log = logging.getLogger("atropos.worker")
 _LOCAL_SLOTS = 100
 _WORKFLOW_TASKS = 40
-USER_ERRORS = (TemporalUnready, StoreError, SettingsError, StackError, EnvironmentFault)
+USER_ERRORS = (TemporalUnready, StoreProblem, SettingsError, StackError, EnvironmentProblem)
 """What is shown as its sentence alone."""
 
 
@@ -141,7 +143,7 @@ def command(
         if str(Path.cwd()) not in sys.path:
             sys.path.append(str(Path.cwd()))
         for name in imports or ():
-            import_module(name)
+            importlib.import_module(name)
         run_worker(settings, chosen)
     except USER_ERRORS as error:
         typer.echo(f"atropos-worker: {error}", err=True)
