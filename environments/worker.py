@@ -1,0 +1,139 @@
+"""One process of the pool: reads a request, runs author code in its main thread, answers, and waits for the next.
+
+Invariant: author code runs in the main thread of a process of its own, so it may use signals, hold the interpreter
+or never return; whoever waits kills the process. It ends with its parent, even when that is killed.
+Frames are a 4-byte big-endian length and JSON. Standard output goes to standard error: prints of author code are
+for people, and nothing of ours depends on them.
+"""
+
+import asyncio
+import ctypes
+import dataclasses
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from ..contracts.context import Context, JudgeUnavailable
+from ..contracts.episode import Episode
+from ..contracts.messages import Message, ToolCall
+from . import faults
+from .base import Step
+from .loaded import LoadedEnvironment
+from .registry import load
+
+HEADER: Final = struct.Struct(">I")
+_PR_SET_PDEATHSIG: Final = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What the pool asks. `method` is `load` or one of `OPERATIONS`."""
+
+    ref: str
+    args: dict[str, Any]
+    method: str
+    payload: dict[str, Any]
+
+
+async def _call(env: LoadedEnvironment, given: dict[str, Any]) -> dict[str, Any]:
+    task, ctx = _common(env, given)
+    record = await env.run_call(given["index"], ToolCall.model_validate(given["call"]), task, given["state"], ctx)
+    return {"content": record.content, "error": record.error, "state": record.state}
+
+
+async def _step(env: LoadedEnvironment, given: dict[str, Any]) -> dict[str, Any]:
+    task, ctx = _common(env, given)
+    record = await env.run_step(task, given["state"], Message.model_validate(given["message"]), ctx)
+    step = Step(
+        record.replies, reward=record.reward, done=record.done, truncated=record.truncated, info=dict(record.info)
+    )
+    return {"step": step.model_dump(mode="json"), "state": record.state}
+
+
+async def _score(env: LoadedEnvironment, given: dict[str, Any]) -> dict[str, Any]:
+    task, ctx = _common(env, given)
+    episode = Episode.model_validate(given["episode"])
+    score = await env.score(given["name"], task, given["state"], episode, None, ctx)
+    return score.model_dump(mode="json")
+
+
+async def _group(env: LoadedEnvironment, given: dict[str, Any]) -> dict[str, Any]:
+    task, _ = _common(env, given)
+    episodes = [Episode.model_validate(episode) for episode in given["episodes"]]
+    scores = await env.score_members(given["name"], task, episodes, None)
+    return scores.model_dump(mode="json")
+
+
+def _common(env: LoadedEnvironment, given: dict[str, Any]) -> tuple[Any, Context]:
+    return env.task_from_data(given["task"]["data"], given["task"]["info"]), Context(**given["ctx"])
+
+
+OPERATIONS: Final[dict[str, Callable[[LoadedEnvironment, dict[str, Any]], Coroutine[Any, Any, dict[str, Any]]]]] = {
+    "call": _call,
+    "step": _step,
+    "score": _score,
+    "group": _group,
+}
+
+
+def answer(request: Request, loop: asyncio.AbstractEventLoop) -> dict[str, Any]:
+    """Run one request. Problems of author code are part of the answer, by the name of their class."""
+    try:
+        env = load(request.ref, request.args)
+        if request.method == "load":
+            loop.run_until_complete(env.ready())
+            return {"result": None}
+        return {"result": loop.run_until_complete(OPERATIONS[request.method](env, request.payload))}
+    except faults.EnvironmentFault as problem:
+        return {"problem": type(problem).__name__, "message": str(problem)}
+    except JudgeUnavailable as problem:
+        return {"problem": "EnvironmentFault", "message": str(problem)}
+    except Exception:
+        return {"problem": "EnvironmentFault", "message": traceback.format_exc(limit=-3)}
+
+
+def main(descriptor: int, parent: int) -> None:
+    """Serve requests on the socket `descriptor` until the other end closes it."""
+    _end_with(parent)
+    channel = socket.socket(fileno=descriptor)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    with channel, channel.makefile("rb") as incoming:
+        while (frame := read_frame(incoming.read)) is not None:
+            data = json.dumps(answer(Request(**frame), loop)).encode()
+            channel.sendall(HEADER.pack(len(data)) + data)
+
+
+def read_frame(read: Callable[[int], bytes]) -> Any:
+    """The next frame, None at the end of the stream."""
+    header = read(HEADER.size)
+    if len(header) < HEADER.size:
+        return None
+    (size,) = HEADER.unpack(header)
+    data = read(size)
+    return json.loads(data) if len(data) == size else None
+
+
+def _end_with(parent: int) -> None:
+    """Die when `parent` dies: by the kernel's word on Linux, by looking each second elsewhere."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    else:
+        threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
