@@ -8,7 +8,6 @@ import argparse
 import gc
 import importlib.util
 import ipaddress
-import logging
 import os
 import socket
 import sys
@@ -52,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-model-len", type=_positive, help="tokens of prompt and answer; default: what the model has")
     add("--max-num-seqs", type=_positive, default=128, help="requests computed in one step")
     add("--kv-cache-mb", type=_positive, default=512, help="memory for keys and values, in MiB")
-    add("--threads", type=_positive, help="torch threads on a CPU; default: the cores, at most 4")
+    add("--threads", type=_positive, help="torch threads on a CPU; default: half the cores, at most 4")
     add("--token", help="bearer token that requests must carry; needed to listen beyond this machine")
     return parser
 
@@ -98,12 +97,15 @@ def _loopback(host: str) -> bool:
 
 
 def _serve(arguments: argparse.Namespace, listener: socket.socket) -> int:
+    # Waiting threads must sleep, not spin: on a machine that also runs workers and a database, spinning was 6 times
+    # slower. Read by OpenMP when torch is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     import torch
     import uvicorn
+    from transformers.utils import logging
 
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    logging.getLogger("transformers").setLevel(logging.ERROR)
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
     try:
         from .batching import Unsupported
         from .chat import load_chat
@@ -114,7 +116,7 @@ def _serve(arguments: argparse.Namespace, listener: socket.socket) -> int:
         raise Refused(f"This transformers does not fit the dev engine ({error}); install 5.24 or newer.") from error
     from .journal import Journal
 
-    torch.set_num_threads(arguments.threads or min(4, len(os.sched_getaffinity(0))))
+    torch.set_num_threads(arguments.threads or _default_threads())
     try:
         device = pick_device(arguments.device)
         loaded = load(arguments.model, device, arguments.dtype, arguments.max_model_len)
@@ -150,6 +152,13 @@ def _serve(arguments: argparse.Namespace, listener: socket.socket) -> int:
     print(f"Serving {arguments.served_model_name} at http://{host}:{port} on {device}.", flush=True)
     servers[0].run(sockets=[listener])
     return 1 if died else 0
+
+
+def _default_threads() -> int:
+    """Half the cores, since the engine's own HTTP side and its callers need the others; beyond 4, small models only
+    wait for each other."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(4, cores // 2))
 
 
 def _version() -> str:
