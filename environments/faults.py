@@ -9,24 +9,42 @@ import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 from ..contracts.context import JudgeUnavailable
 
 
-class EnvironmentFault(Exception):
-    """An environment is at fault: its code raised, or returned what it must not. The message is one sentence."""
+MACHINERY: Final = (
+    "calling.py",
+    "tools.py",
+    "scoring.py",
+    "loaded.py",
+    "worker.py",
+    "faults.py",
+    "base.py",
+    "results.py",
+)
+"""Modules here whose frames say nothing about author code."""
 
 
-class BadEnvironment(EnvironmentFault):
+class EnvironmentProblem(Exception):
+    """Anything an environment's author or user can put right; the message is one sentence."""
+
+
+class BadEnvironment(EnvironmentProblem):
     """A class that does not keep the contract: refused when it is defined or loaded."""
 
 
-class UnknownEnvironment(EnvironmentFault):
+class UnknownEnvironment(EnvironmentProblem):
     """No environment of that name, module or file."""
 
 
-class BadEnvironmentArgs(EnvironmentFault):
+class BadEnvironmentArgs(EnvironmentProblem):
     """Arguments that the environment's config does not take, or a run that lacks what it needs."""
+
+
+class EnvironmentFault(EnvironmentProblem):
+    """The environment's own code raised, or returned what it must not."""
 
 
 class CallTimedOut(EnvironmentFault):
@@ -51,8 +69,7 @@ def said(error: BaseException) -> str:
 
 def author_line(error: BaseException) -> str:
     """`file:line` of the innermost frame outside this package's own machinery."""
-    ours = Path(__file__).parent
-    machinery = {str(ours / name) for name in ("loaded.py", "parameters.py", "faults.py", "base.py", "worker.py")}
+    machinery = {str(Path(__file__).parent / name) for name in MACHINERY}
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename not in machinery]
     outside = [
         frame for frame in frames if "site-packages" not in frame.filename and "/lib/python" not in frame.filename
@@ -70,7 +87,7 @@ def author_code(where: str) -> Iterator[None]:
     """Turn whatever author code raises into an `EnvironmentFault`; a judge that is away stays what it is."""
     try:
         yield
-    except (EnvironmentFault, JudgeUnavailable):
+    except (EnvironmentProblem, JudgeUnavailable):
         raise
     except (Exception, SystemExit) as error:
         raise EnvironmentFault(f"{where} raised {said(error)} ({author_line(error)})") from error

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from . import faults
-from .faults import CallTimedOut, EnvironmentFault, WorkerDied
+from .faults import CallTimedOut, EnvironmentFault, EnvironmentProblem, WorkerDied
 from .worker import HEADER
 
 LOAD_SECONDS: Final = 120.0
@@ -109,7 +109,7 @@ class ProcessPool:
                 result = await _limited(worker.ask(ref, args, method, payload, timeout), name, timeout)
                 healthy = True
                 return result
-            except EnvironmentFault as problem:
+            except EnvironmentProblem as problem:
                 healthy = not isinstance(problem, CallTimedOut | WorkerDied)
                 raise
             finally:

@@ -21,19 +21,8 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from .base import EnvConfig, Environment
-from .faults import BadEnvironment, BadEnvironmentArgs, EnvironmentFault, UnknownEnvironment, author_line, nearest, said
+from .faults import BadEnvironment, BadEnvironmentArgs, UnknownEnvironment, author_line, nearest, said
 from .loaded import LoadedEnvironment
-
-__all__ = [
-    "BadEnvironment",
-    "BadEnvironmentArgs",
-    "EnvironmentFault",
-    "UnknownEnvironment",
-    "available",
-    "find_class",
-    "import_module",
-    "load",
-]
 
 GROUP: Final = "atropos.environments"
 

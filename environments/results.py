@@ -26,6 +26,21 @@ MAX_RESULT_CHARS: Final = 32_768
 _PLAIN: Final[TypeAdapter[Any]] = TypeAdapter(Any)
 
 
+class CallOutcome(Wire):
+    """What one tool call led to. `content` is what the model sees; `state` is None where it did not change."""
+
+    content: str
+    error: str | None = None
+    state: dict[str, Any] | None = None
+
+
+class StepOutcome(Wire):
+    """What `step` answered, and the state after it (None where it did not change)."""
+
+    step: Step
+    state: dict[str, Any] | None = None
+
+
 class GroupScores(Wire):
     """One group reward: a value or None for each valid member, in their order."""
 

@@ -62,7 +62,7 @@ class EnvironmentSpec(Wire):
     group_scorers: tuple[GroupScorer, ...] = ()
     stops: tuple[str, ...] = ()
     """Names of the stop conditions, in the order they are asked."""
-    step_plan: ScorerPlan | None = None
+    step: ScorerPlan | None = None
     """Where `step` runs; None where the environment does not answer."""
     asks_judge: tuple[str, ...] = ()
     """Names of the functions that ask for a judge."""
@@ -72,7 +72,7 @@ class EnvironmentSpec(Wire):
 
     @property
     def has_step(self) -> bool:
-        return self.step_plan is not None
+        return self.step is not None
 
     def tool_specs(self) -> tuple[ToolSpec, ...]:
         """What the model is told about its tools."""
@@ -88,13 +88,9 @@ class EnvironmentSpec(Wire):
         return RunAt.ACTIVITY if self.has_cleanup else None
 
     @property
-    def scorer_plans(self) -> tuple[ScorerPlan, ...]:
-        """Where each reward and metric runs, in order of definition."""
-        return tuple(scorer.plan for scorer in self.scorers)
-
-    def group_weight(self, name: str) -> float:
-        """Weight of a group reward."""
-        return next(scorer.weight for scorer in self.group_scorers if scorer.name == name)
+    def scheduled_scorers(self) -> tuple[ScorerPlan, ...]:
+        """Plans of rewards and metrics that do not run inline."""
+        return tuple(scorer.plan for scorer in self.scorers if scorer.plan.run is not RunAt.INLINE)
 
     @property
     def group_scorer_at(self) -> RunAt | None:
@@ -104,8 +100,9 @@ class EnvironmentSpec(Wire):
     @property
     def uses_pool(self) -> bool:
         """Something runs in the process pool."""
-        plans = [part.plan for part in (*self.tools, *self.scorers, *self.group_scorers)]
-        return any(plan.run is RunAt.PROCESS for plan in (*plans, *([self.step_plan] if self.step_plan else [])))
+        plans = [tool.plan for tool in self.tools] + [scorer.plan for scorer in self.scorers]
+        plans += [scorer.plan for scorer in self.group_scorers] + ([self.step] if self.step else [])
+        return any(plan.run is RunAt.PROCESS for plan in plans)
 
 
 def default_name(cls: type[object]) -> str:
@@ -148,7 +145,7 @@ def describe_environment(cls: type[Environment[Any, Any]]) -> EnvironmentSpec:
         scorers=tuple(scorers),
         group_scorers=tuple(group_scorers),
         stops=tuple(stops),
-        step_plan=step,
+        step=step,
         asks_judge=tuple(name for name, (function, _) in methods.items() if "judge" in parameters_of(function)),
         has_setup=getattr(cls, "setup", None) is not None,
         has_cleanup=getattr(cls, "cleanup", None) is not None,

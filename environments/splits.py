@@ -7,11 +7,11 @@ this is checked by key over the first N of each split, when a run starts and by 
 from dataclasses import dataclass
 
 from ..contracts.tasks import SPLITS
-from .faults import EnvironmentFault
+from .faults import EnvironmentProblem
 from .loaded import LoadedEnvironment
 
 
-class SplitsOverlap(EnvironmentFault):
+class SplitsOverlap(EnvironmentProblem):
     """The same task is in two splits."""
 
 
@@ -32,9 +32,9 @@ async def check_disjoint(env: LoadedEnvironment, n: int = 256) -> SplitReport:
     distinct: dict[str, int] = {}
     sizes: dict[str, int | None] = {}
     for split in SPLITS:
-        size = env.size(split)
+        size = await env.size(split)
         count = n if size is None else min(n, size)
-        keys = [env.make_task(split, index).key for index in range(count)]
+        keys = [(await env.make_task(split, index)).key for index in range(count)]
         for index, key in enumerate(keys):
             other, at = owner.setdefault(key, (split, index))
             if other != split:
@@ -46,8 +46,8 @@ async def check_disjoint(env: LoadedEnvironment, n: int = 256) -> SplitReport:
     return SplitReport(compared, distinct, sizes)
 
 
-def require_size(env: LoadedEnvironment, split: str, needed: int) -> None:
-    """Raise EnvironmentFault unless a split has `needed` tasks."""
-    size = env.size(split)
+async def require_size(env: LoadedEnvironment, split: str, needed: int) -> None:
+    """Raise EnvironmentProblem unless a split has `needed` tasks."""
+    size = await env.size(split)
     if size is not None and size < needed:
-        raise EnvironmentFault(f"{env.name} has {size} tasks in {split}; {needed} are asked for")
+        raise EnvironmentProblem(f"{env.name} has {size} tasks in {split}; {needed} are asked for")

@@ -21,11 +21,12 @@ import traceback
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
+from pydantic import BaseModel
+
 from ..contracts.context import Context, JudgeUnavailable
 from ..contracts.episode import Episode
 from ..contracts.messages import Message, ToolCall
 from . import faults
-from .base import Step
 from .loaded import LoadedEnvironment
 from .registry import load
 
@@ -43,40 +44,34 @@ class Request:
     payload: dict[str, Any]
 
 
-async def _call(env: LoadedEnvironment, given: dict[str, Any]) -> dict[str, Any]:
-    task, ctx = _common(env, given)
-    record = await env.run_call(given["index"], ToolCall.model_validate(given["call"]), task, given["state"], ctx)
-    return {"content": record.content, "error": record.error, "state": record.state}
+async def _call(env: LoadedEnvironment, given: dict[str, Any]) -> BaseModel:
+    task, ctx = await _common(env, given)
+    call = ToolCall.model_validate(given["call"])
+    return await env.run_call(given["index"], call, task, given["state"], ctx)
 
 
-async def _step(env: LoadedEnvironment, given: dict[str, Any]) -> dict[str, Any]:
-    task, ctx = _common(env, given)
-    record = await env.run_step(task, given["state"], Message.model_validate(given["message"]), ctx)
-    step = Step(
-        record.replies, reward=record.reward, done=record.done, truncated=record.truncated, info=dict(record.info)
-    )
-    return {"step": step.model_dump(mode="json"), "state": record.state}
+async def _step(env: LoadedEnvironment, given: dict[str, Any]) -> BaseModel:
+    task, ctx = await _common(env, given)
+    return await env.run_step(task, given["state"], Message.model_validate(given["message"]), ctx)
 
 
-async def _score(env: LoadedEnvironment, given: dict[str, Any]) -> dict[str, Any]:
-    task, ctx = _common(env, given)
+async def _score(env: LoadedEnvironment, given: dict[str, Any]) -> BaseModel:
+    task, ctx = await _common(env, given)
     episode = Episode.model_validate(given["episode"])
-    score = await env.score(given["name"], task, given["state"], episode, None, ctx)
-    return score.model_dump(mode="json")
+    return await env.score(given["name"], task, given["state"], episode, None, ctx)
 
 
-async def _group(env: LoadedEnvironment, given: dict[str, Any]) -> dict[str, Any]:
-    task, _ = _common(env, given)
+async def _group(env: LoadedEnvironment, given: dict[str, Any]) -> BaseModel:
+    task, _ = await _common(env, given)
     episodes = [Episode.model_validate(episode) for episode in given["episodes"]]
-    scores = await env.score_members(given["name"], task, episodes, None)
-    return scores.model_dump(mode="json")
+    return await env.score_members(given["name"], task, episodes, None)
 
 
-def _common(env: LoadedEnvironment, given: dict[str, Any]) -> tuple[Any, Context]:
-    return env.task_from_data(given["task"]["data"], given["task"]["info"]), Context(**given["ctx"])
+async def _common(env: LoadedEnvironment, given: dict[str, Any]) -> tuple[Any, Context]:
+    return await env.task_from_data(given["task"]["data"], given["task"]["info"]), Context(**given["ctx"])
 
 
-OPERATIONS: Final[dict[str, Callable[[LoadedEnvironment, dict[str, Any]], Coroutine[Any, Any, dict[str, Any]]]]] = {
+OPERATIONS: Final[dict[str, Callable[[LoadedEnvironment, dict[str, Any]], Coroutine[Any, Any, BaseModel]]]] = {
     "call": _call,
     "step": _step,
     "score": _score,
@@ -91,8 +86,9 @@ def answer(request: Request, loop: asyncio.AbstractEventLoop) -> dict[str, Any]:
         if request.method == "load":
             loop.run_until_complete(env.ready())
             return {"result": None}
-        return {"result": loop.run_until_complete(OPERATIONS[request.method](env, request.payload))}
-    except faults.EnvironmentFault as problem:
+        result = loop.run_until_complete(OPERATIONS[request.method](env, request.payload))
+        return {"result": result.model_dump(mode="json")}
+    except faults.EnvironmentProblem as problem:
         return {"problem": type(problem).__name__, "message": str(problem)}
     except JudgeUnavailable as problem:
         return {"problem": "EnvironmentFault", "message": str(problem)}
