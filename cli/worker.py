@@ -22,13 +22,14 @@ from temporalio.client import Client
 from temporalio.worker import Worker
 
 from ..activities.catalogue import activities_of
-from ..activities.services import Services
+from ..activities.services import Connect, Services
 from ..contracts.queues import QUEUE_OF, WorkerRole
 from ..db.migrate import check
-from ..db.errors import StoreProblem
+from ..db.errors import StoreError
 from ..db.store import open_store
 from ..environments.pool import ProcessPool
 from ..environments.faults import EnvironmentProblem
+from ..inference.vllm import connect_engine
 from ..settings import Settings, SettingsError, load_settings, secret_from_environment
 from ..workflows.plugin import WORKFLOWS
 from .resume import resume_runs
@@ -41,11 +42,13 @@ from .temporal import TemporalUnready, connect, prepare
 _log = logging.getLogger("atropos.worker")
 _LOCAL_SLOTS = 100
 _WORKFLOW_TASKS = 40
-USER_ERRORS = (TemporalUnready, StoreProblem, SettingsError, StackError, EnvironmentProblem)
+USER_ERRORS = (TemporalUnready, StoreError, SettingsError, StackError, EnvironmentProblem)
 """What is shown as its sentence alone."""
 
 
-def worker_of(role: WorkerRole, client: Client, services: Services, settings: Settings) -> Worker:
+def worker_of(
+    role: WorkerRole, client: Client, services: Services, settings: Settings, workflows: Sequence[type] = WORKFLOWS
+) -> Worker:
     """The Temporal worker of one role."""
     slots = {
         WorkerRole.WORKFLOWS: 1,
@@ -57,7 +60,7 @@ def worker_of(role: WorkerRole, client: Client, services: Services, settings: Se
     return Worker(
         client,
         task_queue=QUEUE_OF[role],
-        workflows=WORKFLOWS if serves_workflows else (),
+        workflows=workflows if serves_workflows else (),
         activities=activities_of(role, services),
         no_remote_activities=serves_workflows,
         max_cached_workflows=settings.max_cached_workflows if serves_workflows else 0,
@@ -68,7 +71,15 @@ def worker_of(role: WorkerRole, client: Client, services: Services, settings: Se
     )
 
 
-async def serve(settings: Settings, roles: Sequence[WorkerRole], temporal: str | None, database: str) -> None:
+async def serve(
+    settings: Settings,
+    roles: Sequence[WorkerRole],
+    temporal: str | None,
+    database: str,
+    *,
+    connect_engine: Connect = connect_engine,
+    workflows: Sequence[type] = WORKFLOWS,
+) -> None:
     """Check everything, then serve `roles` until SIGTERM or SIGINT."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -84,11 +95,12 @@ async def serve(settings: Settings, roles: Sequence[WorkerRole], temporal: str |
         secret_from_environment,
         processes=ProcessPool(settings.tool_processes),
         base=Path.cwd(),
+        connect=connect_engine,
     )
     async with AsyncExitStack() as stack:
         stack.push_async_callback(services.close)
         for role in roles:
-            await stack.enter_async_context(worker_of(role, client, services, settings))
+            await stack.enter_async_context(worker_of(role, client, services, settings, workflows))
         if WorkerRole.CONTROL in roles:
             for run_id in await resume_runs(services):
                 _log.info("run %s goes on: Temporal did not know it any more", run_id)

@@ -1,0 +1,84 @@
+"""A worker of the episode benchmark: the product's own, with an engine that has no model.
+
+`--variant` chooses the workflows: `product`, `every_step` (each step scheduled) or `bare` (no rows).
+"""
+
+import argparse
+import asyncio
+import os
+import sys
+from functools import cache
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from atropos.cli.temporal import connect
+from atropos.cli.worker import serve
+from atropos.contracts.queues import WorkerRole
+from atropos.inference.engines import Engine, EngineAddress
+from atropos.settings import load_settings
+from atropos.workflows.plugin import WORKFLOWS
+from temporalio.worker import Worker
+from transformers import PreTrainedTokenizerFast
+
+
+async def serve_bare(address: str, roles: list[WorkerRole], ready: Path) -> None:
+    import bare
+
+    client = await connect(address)
+    model = WorkerRole.MODEL in roles
+    worker = Worker(
+        client,
+        task_queue=bare.MODEL_QUEUE if model else bare.QUEUE,
+        workflows=() if model else (bare.BareGroup, bare.BareEpisode),
+        activities=(bare.bare_model,) if model else (bare.bare_local,),
+        max_concurrent_activities=128,
+        no_remote_activities=not model,
+    )
+    async with worker:
+        ready.touch()
+        await asyncio.Event().wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--variant", choices=("product", "every_step", "bare"), required=True)
+    parser.add_argument("--roles", required=True)
+    parser.add_argument("--temporal", required=True)
+    parser.add_argument("--database", required=True)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--model-s", type=float, default=0.0)
+    given = parser.parse_args()
+    roles = [WorkerRole(name) for name in given.roles.split(",")]
+    settings = load_settings(shutdown_grace_s=1.0)
+    if given.variant == "bare":
+        if settings.ready_file is None:
+            sys.exit("ATROPOS_READY_FILE names no file")
+        asyncio.run(serve_bare(given.temporal, roles, settings.ready_file))
+        return
+    workflows = list(WORKFLOWS)
+    if given.variant == "every_step":
+        import every_step
+
+        workflows[2:4] = [every_step.GroupWorkflow, every_step.EpisodeWorkflow]
+
+    from fake_engine import FakeEngine
+
+    @cache
+    def tokenizer() -> PreTrainedTokenizerFast:
+        return PreTrainedTokenizerFast.from_pretrained(given.model)
+
+    def connect_fake(address: EngineAddress, *, vocabulary: int | None = None) -> Engine:
+        return FakeEngine(address, tokenizer(), given.model_s)
+
+    asyncio.run(
+        serve(settings, roles, given.temporal, given.database, connect_engine=connect_fake, workflows=workflows)
+    )
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    finally:
+        sys.stdout.flush()
+        os._exit(0 if sys.exc_info()[0] is None else 1)
