@@ -4,7 +4,6 @@ Invariant: they see the stack's addresses and no others. Whatever `TEMPORAL_*`, 
 user's environment names is replaced where the stack has a part of its own.
 """
 
-import http.client
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from ...settings import child_environment, temporal_variables
 from .files import StackHome
 from .part import Part
 from .ports import HOST
+from .probes import check_http
 
 WORKERS: Final[Mapping[str, str]] = {
     "worker-workflows": "workflows",
@@ -54,17 +54,7 @@ def migration(env: dict[str, str]) -> Part:
 def engine(home: StackHome, model: Path, port: int, env: dict[str, str]) -> Part:
     """The dev engine serving `model` under the name `policy`."""
 
-    def check() -> str | None:
-        connection = http.client.HTTPConnection(HOST, port, timeout=1.0)
-        try:
-            connection.request("GET", "/health")
-            status = connection.getresponse().status
-        except (OSError, http.client.HTTPException) as error:
-            return f"it does not answer yet ({error})"
-        finally:
-            connection.close()
-        return None if status == 200 else f"it answers with HTTP status {status}"
-
+    url = f"http://{HOST}:{port}"
     return Part(
         name="engine",
         argv=_module(
@@ -72,8 +62,8 @@ def engine(home: StackHome, model: Path, port: int, env: dict[str, str]) -> Part
             "--served-model-name", "policy", "--journal", str(home.engine_journal),
         ),
         env=env,
-        ready=check,
-        address=f"http://{HOST}:{port}",
+        ready=lambda: check_http(url, timeout_s=1.0),
+        address=url,
         ports=(port,),
         start_timeout_s=300.0,
     )  # fmt: skip

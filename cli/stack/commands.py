@@ -25,6 +25,8 @@ from .supervisor import stop_leftovers
 _STOP_SIGNAL: Final = 15
 _SUPERVISOR_GRACE_S: Final = 15.0
 """On top of the parts' own graces."""
+_ATTEMPTS: Final = 3
+"""A stack found running may be on its way down; then it is our turn."""
 
 
 class UpResult(BaseModel):
@@ -111,18 +113,16 @@ def up(home: Path, options: StackOptions, *, progress: Progress | None = None) -
     """
     place = StackHome(home)
     place.prepare()
-    state = read_state(place)
-    if state is None or not state.supervised():
-        try:
-            return UpResult(already_running=False, state=_start(place, options, progress))
-        except AlreadyRunning:
-            pass  # another shell was quicker
-    other = await_other(place, progress)
-    if other is None:
-        raise StackError(
-            f"The stack in {place.root} is being stopped or did not start; try again, or see {place.log('supervisor')}."
-        )
-    return UpResult(already_running=True, state=other)
+    for _ in range(_ATTEMPTS):
+        state = read_state(place)
+        if state is None or not state.supervised():
+            try:
+                return UpResult(already_running=False, state=_start(place, options, progress))
+            except AlreadyRunning:
+                pass  # another shell was quicker
+        if other := await_other(place, progress):
+            return UpResult(already_running=True, state=other)
+    raise StackError(f"The stack in {place.root} keeps being stopped by someone; see {place.log('supervisor')}.")
 
 
 def down(home: Path) -> DownResult:

@@ -55,7 +55,7 @@ def make_plan(home: StackHome, options: StackOptions, kept: Kept) -> Plan:
     notes: tuple[str, ...] = ()
     profile = temporal_ui = engine_url = database_url = None
     temporal_address = options.temporal_address
-    folder, password = kept.postgres_folder, kept.postgres_password
+    outside, password = kept.postgres_outside, kept.postgres_password
 
     if options.postgres:
         password = password or SecretStr(secrets.token_hex(16))
@@ -64,9 +64,10 @@ def make_plan(home: StackHome, options: StackOptions, kept: Kept) -> Plan:
             port=ports.get("postgres", options.postgres_port),
             password=password,
             password_is_new=kept.postgres_password is None,
-            known_folder=folder,
+            outside=outside,
         )
-        folder, database_url = postgres.folder, postgres.url()
+        outside = None if postgres.folder.is_relative_to(home.root) else postgres.folder
+        database_url = postgres.url()
         parts.append(postgres.part())
     if options.temporal:
         temporal = TemporalServer(
@@ -105,7 +106,7 @@ def make_plan(home: StackHome, options: StackOptions, kept: Kept) -> Plan:
 
     return Plan(
         parts=tuple(parts),
-        kept=Kept(ports=kept.ports | ports.chosen, postgres_password=password, postgres_folder=folder),
+        kept=Kept(ports=kept.ports | ports.chosen, postgres_password=password, postgres_outside=outside),
         temporal_profile=profile,
         temporal_address=temporal_address,
         temporal_ui=temporal_ui,

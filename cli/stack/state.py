@@ -102,7 +102,8 @@ class Kept(BaseModel):
 
     ports: dict[str, int] = Field(default_factory=dict)
     postgres_password: SecretStr | None = None
-    postgres_folder: Path | None = None
+    postgres_outside: Path | None = None
+    """Where Postgres keeps its data if that could not be below the home."""
 
     @field_serializer("postgres_password", when_used="json")
     def _reveal(self, value: SecretStr | None) -> str | None:

@@ -5,7 +5,6 @@ registered before any worker starts, on old database files too, because a workfl
 fails for ever.
 """
 
-import http.client
 import shutil
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from .errors import StackError
 from .files import StackHome
 from .part import Part
 from .ports import HOST
+from .probes import check_http
 
 NAMESPACE: Final = "default"
 RETENTION: Final = "30d"
@@ -78,15 +78,7 @@ class TemporalServer:
 
     def check(self) -> str | None:
         """Whether the namespace answers."""
-        connection = http.client.HTTPConnection(HOST, self.http_port, timeout=1.0)
-        try:
-            connection.request("GET", f"/api/v1/namespaces/{NAMESPACE}")
-            status = connection.getresponse().status
-        except (OSError, http.client.HTTPException) as error:
-            return f"it does not answer yet ({error})"
-        finally:
-            connection.close()
-        return None if status == 200 else f"it answers with HTTP status {status}"
+        return check_http(f"http://{HOST}:{self.http_port}", f"/api/v1/namespaces/{NAMESPACE}", timeout_s=1.0)
 
     def configure(self) -> None:
         """Register search attributes that the database file does not have yet, and set the retention.

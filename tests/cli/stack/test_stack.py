@@ -60,7 +60,7 @@ def seed() -> Iterator[Path]:
 def home(empty_home: Path, seed: Path) -> Path:
     """A home that was up before."""
     subprocess.run(["cp", "-a", str(seed / "postgres"), str(empty_home)], check=True)
-    kept = read_kept(StackHome(seed)).model_copy(update={"ports": {}, "postgres_folder": empty_home / "postgres"})
+    kept = read_kept(StackHome(seed)).model_copy(update={"ports": {}})
     write_kept(StackHome(empty_home), kept)
     return empty_home
 
@@ -323,7 +323,7 @@ def test_a_forgotten_password_is_replaced_and_the_data_stay(home: Path) -> None:
     with running_stack(home, ONLY_POSTGRES) as stack:
         query(stack.database_url, "CREATE TABLE kept AS SELECT 3 AS answer")
     place = StackHome(home)
-    write_kept(place, Kept(postgres_folder=read_kept(place).postgres_folder))
+    write_kept(place, Kept())
     with running_stack(home, ONLY_POSTGRES) as stack:
         assert query(stack.database_url, "SELECT answer FROM kept") == 3
 
@@ -346,7 +346,7 @@ def test_as_root_a_home_that_others_cannot_enter_gets_its_data_elsewhere() -> No
     private = Path(tempfile.mkdtemp(prefix="atropos-stack-", dir="/tmp"))  # mode 0700
     try:
         with running_stack(private, ONLY_POSTGRES) as stack:
-            folder = read_kept(stack.home).postgres_folder
+            folder = read_kept(stack.home).postgres_outside
             assert folder is not None
             assert not folder.is_relative_to(private)
             assert any(str(folder) in note for note in stack.notes)
