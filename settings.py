@@ -45,11 +45,7 @@ class Settings(BaseSettings):
     """Postgres to use instead of the dev stack's, `postgresql://user:password@host:port/database`."""
     engine_url: str | None = None
     """Base URL of an inference server to use instead of the dev engine, `http://host:port`."""
-    engine_api_key: SecretStr | None = None
-    """Bearer token for `engine_url`."""
     log_level: LogLevel = "INFO"
-    log_json: bool = False
-    """One JSON object a line instead of text."""
 
     max_model_calls: int = Field(default=128, ge=1)
     """Model calls one worker process has in flight at once."""
@@ -184,6 +180,11 @@ def child_environment(changes: Mapping[str, str | None], *, inherit: bool) -> di
         else:
             base[name] = value
     return base
+
+
+def secret_from_environment(name: str) -> str | None:
+    """The value of the variable that a run file names instead of a secret (`api_key_env`); None where it is unset."""
+    return os.environ.get(name) or None
 
 
 def temporal_variables() -> tuple[str, ...]:

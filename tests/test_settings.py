@@ -8,6 +8,7 @@ from atropos.settings import (
     child_environment,
     load_settings,
     mask_url,
+    secret_from_environment,
     temporal_connect_config,
     temporal_profile,
 )
@@ -117,6 +118,8 @@ def test_no_temporal_address_anywhere_says_what_to_do() -> None:
 
 def test_servers_do_not_inherit_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_API_KEY", "key")
+    assert secret_from_environment("SOME_API_KEY") == "key"
+    assert secret_from_environment("NO_SUCH_KEY") is None
     assert "SOME_API_KEY" not in child_environment({}, inherit=False)
     assert "PATH" in child_environment({}, inherit=False)
     assert child_environment({"SOME_API_KEY": None, "A": "b"}, inherit=True)["A"] == "b"

@@ -35,7 +35,7 @@ def app_environment(
     if database is not None:
         changes |= {"DATABASE_URL": database, "ATROPOS_DATABASE_URL": None}
     if engine is not None:
-        changes |= {"ATROPOS_ENGINE_URL": engine, "ATROPOS_ENGINE_API_KEY": None}
+        changes["ATROPOS_ENGINE_URL"] = engine
     return child_environment(changes, inherit=True)
 
 
