@@ -42,7 +42,10 @@ class Settings(BaseSettings):
     database_url: SecretStr | None = Field(
         default=None, validation_alias=AliasChoices("DATABASE_URL", "ATROPOS_DATABASE_URL")
     )
-    """Postgres to use instead of the dev stack's, `postgresql://user:password@host:port/database`."""
+    """Postgres to use instead of the dev stack's, `postgresql://user:password@host:port/database`.
+
+    Other spellings of the scheme (`postgres`, `postgresql+psycopg`) are turned into this one.
+    """
     engine_url: str | None = None
     """Base URL of an inference server to use instead of the dev engine, `http://host:port`."""
     log_level: LogLevel = "INFO"
@@ -71,10 +74,13 @@ class Settings(BaseSettings):
 
     @field_validator("database_url")
     @classmethod
-    def _is_postgres(cls, value: SecretStr | None) -> SecretStr | None:
-        if value is not None and urlsplit(value.get_secret_value()).scheme not in _POSTGRES_SCHEMES:
+    def _plain_postgres(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is None:
+            return None
+        scheme, separator, rest = value.get_secret_value().partition("://")
+        if not separator or scheme not in _POSTGRES_SCHEMES:
             raise ValueError("must look like postgresql://user:password@host:port/database")
-        return value
+        return SecretStr(f"postgresql://{rest}")
 
     @field_validator("engine_url")
     @classmethod

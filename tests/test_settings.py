@@ -93,6 +93,14 @@ def test_temporal_address_comes_from_the_environment_or_a_profile_file(
     assert (temporal_profile().address, temporal_profile().source) == ("env:3", "TEMPORAL_ADDRESS")
 
 
+@pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+psycopg"])
+def test_every_spelling_of_a_postgres_url_becomes_the_plain_one(monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
+    monkeypatch.setenv("DATABASE_URL", f"{scheme}://u:p@h:1/d")
+    url = load_settings().database_url
+    assert url is not None
+    assert url.get_secret_value() == "postgresql://u:p@h:1/d"
+
+
 def test_a_missing_profile_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TEMPORAL_PROFILE", "absent")
     with pytest.raises(SettingsError, match="TEMPORAL_PROFILE"):

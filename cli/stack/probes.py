@@ -23,9 +23,8 @@ _TIMEOUT_S: Final = 3.0
 
 def check_database(url: SecretStr) -> str | None:
     """Whether Postgres answers `SELECT 1`."""
-    plain = url.get_secret_value().replace("postgresql+psycopg://", "postgresql://", 1)
     try:
-        with psycopg.connect(plain, connect_timeout=3) as connection:
+        with psycopg.connect(url.get_secret_value(), connect_timeout=3) as connection:
             connection.execute("SELECT 1")
     except psycopg.Error as error:
         return (str(error).strip().splitlines() or ["no answer"])[-1]

@@ -19,7 +19,7 @@ import pytest
 from atropos.cli.stack.options import StackOptions
 from atropos.cli.stack.running import RunningStack, running_stack
 
-EXTERNAL = os.environ.get("ATROPOS_TEST_DATABASE_URL")
+EXTERNAL = os.environ.get("ATROPOS_TEST_DATABASE_URL", "").replace("postgresql+psycopg:", "postgresql:", 1) or None
 
 
 class Databases:
@@ -63,8 +63,7 @@ class Databases:
         return url
 
     def _execute(self, statement: str) -> None:
-        plain = self._server_url.replace("postgresql+psycopg://", "postgresql://", 1)
-        with psycopg.connect(plain, autocommit=True) as connection:
+        with psycopg.connect(self._server_url, autocommit=True) as connection:
             connection.execute(statement)
 
 
