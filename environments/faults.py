@@ -13,7 +13,6 @@ from typing import Final
 
 from ..contracts.context import JudgeUnavailable
 
-
 MACHINERY: Final = (
     "calling.py",
     "tools.py",

@@ -10,6 +10,7 @@ runs here), `activity` runs here with sync code in a thread, `inline` runs here 
 
 import dataclasses
 import inspect
+import random
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, get_type_hints
 
@@ -22,6 +23,7 @@ from ..contracts.tasks import Task
 from .base import Replay, State, as_messages
 from .calling import NoJudge, plain
 from .faults import EnvironmentFault, author_code
+from .parameters import asked
 from .results import StepOutcome, as_step, as_task, dump_state
 from .scoring import ScoreGiver
 from .tools import ToolCaller
@@ -115,6 +117,14 @@ class LoadedEnvironment(ToolCaller, ScoreGiver):
         await self.ready()
         offered = {"task": task, "state": self._state(state), "ctx": dataclasses.replace(ctx, call="cleanup")}
         await self._in_thread("cleanup", function, offered)
+
+    def demonstrate(self, task: Task[Any], rng: random.Random) -> tuple[Message, ...]:
+        """Messages of a good episode after the prompt. Raises EnvironmentFault where the environment has none."""
+        function = getattr(self.environment, "demonstrate", None)
+        if function is None:
+            raise EnvironmentFault(f"{self.name} has no `demonstrate`")
+        with author_code(f"{self.name}.demonstrate"):
+            return as_messages(list(function(**asked(function, {"task": task, "rng": rng}))))
 
     async def run_step(
         self,

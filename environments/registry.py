@@ -86,12 +86,9 @@ def _by_entry_point(name: str) -> type[Environment[Any, Any]]:
         if point.name == name:
             return find_class(point.value.replace(" ", ""))
     known = available()
-    hint = nearest(name, known)
-    file = f" (for a file of that name write {name}.py)" if Path(f"{name}.py").is_file() else ""
-    raise UnknownEnvironment(
-        f"no environment {name!r}{hint or '; known: ' + ', '.join(known)}{file}; "
-        "otherwise name one as module:Class or file.py"
-    )
+    file = f" (for the file write {name}.py)" if Path(f"{name}.py").is_file() else ""
+    advice = nearest(name, known) or f"; installed: {', '.join(known) or 'none'}; or name module:Class or file.py"
+    raise UnknownEnvironment(f"no environment {name!r}{file}{advice}")
 
 
 def _in_file(path: Path, name: str) -> type[Environment[Any, Any]]:
