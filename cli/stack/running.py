@@ -90,7 +90,9 @@ def launch(home: StackHome, options: StackOptions, *, owned: bool) -> "subproces
         sys.executable, "-P", "-m", "atropos.cli.stack.supervisor",
         "--home", str(home.root), "--options", options.model_dump_json(exclude_defaults=True),
     ]  # fmt: skip
-    with explain_os_errors(home.root), home.log("supervisor").open("ab") as log:
+    with explain_os_errors(home.root):
+        log = home.log("supervisor").open("ab")
+    with log:
         return subprocess.Popen(
             [*command, "--owned"] if owned else command,
             stdin=subprocess.PIPE if owned else subprocess.DEVNULL,

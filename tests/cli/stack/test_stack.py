@@ -14,15 +14,17 @@ from pathlib import Path
 import psycopg
 import pytest
 from atropos.cli.stack import commands
-from atropos.cli.stack.addresses import Origin, resolve_addresses
+from atropos.cli.stack.addresses import Origin, resolve_addresses, speaks_http2
 from atropos.cli.stack.commands import Health, down, only_missing, up
 from atropos.cli.stack.errors import StackError
 from atropos.cli.stack.files import StackHome
 from atropos.cli.stack.options import StackOptions
+from atropos.cli.stack.ports import choose_port
 from atropos.cli.stack.postgres_server import copy_programs, installed_programs, unprivileged_user
 from atropos.cli.stack.process import ProcessId, is_alive
 from atropos.cli.stack.running import AlreadyRunning, running_stack
 from atropos.cli.stack.state import Kept, StackState, read_kept, read_state, write_kept
+from atropos.cli.stack.temporal_server import installed_temporal
 from atropos.contracts.search import SEARCH_ATTRIBUTES
 from atropos.settings import load_settings
 from pydantic import SecretStr
@@ -117,7 +119,22 @@ async def test_killed_servers_come_back_at_their_addresses_with_their_data(home:
     assert (await again_client.get_workflow_handle("kept").describe()).workflow_type == "Waiting"
 
 
-async def test_servers_run_with_the_settings_we_rely_on(home: Path) -> None:
+def make_temporal_file_without_search_attributes(home: Path) -> None:
+    (home / "temporal").mkdir()
+    port = choose_port(None, set())
+    command = [installed_temporal(), "server", "start-dev", "--headless", f"--port={port}", "--ip=127.0.0.1"]
+    server = subprocess.Popen(
+        [*command, f"--db-filename={home / 'temporal' / 'temporal.db'}"], stdout=subprocess.DEVNULL
+    )
+    while not speaks_http2("127.0.0.1", port):
+        assert server.poll() is None
+        time.sleep(0.05)
+    server.terminate()
+    server.wait()
+
+
+async def test_servers_run_with_the_settings_we_rely_on_on_an_old_file_too(home: Path) -> None:
+    make_temporal_file_without_search_attributes(home)
     state = up(home, BOTH).state
     for setting in ("fsync", "synchronous_commit", "full_page_writes"):
         assert query(state.database_url, f"SHOW {setting}") == "on"
@@ -344,6 +361,7 @@ def test_a_pid_file_that_names_an_unrelated_process_does_not_keep_postgres_down(
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has to hand Postgres to another user")
 def test_as_root_a_home_that_others_cannot_enter_gets_its_data_elsewhere() -> None:
     private = Path(tempfile.mkdtemp(prefix="atropos-stack-", dir="/tmp"))  # mode 0700
+    copy = private / "copy"
     try:
         with running_stack(private, ONLY_POSTGRES) as stack:
             folder = read_kept(stack.home).postgres_outside
@@ -353,6 +371,13 @@ def test_as_root_a_home_that_others_cannot_enter_gets_its_data_elsewhere() -> No
             query(stack.database_url, "CREATE TABLE kept AS SELECT 5 AS answer")
         with running_stack(private, ONLY_POSTGRES) as stack:
             assert query(stack.database_url, "SELECT answer FROM kept") == 5
+        copy.mkdir()
+        shutil.copy(private / "kept.json", copy)
+        with running_stack(copy, ONLY_POSTGRES) as stack:  # it must not take the original's data
+            copied = read_kept(stack.home).postgres_outside
+            assert query(stack.database_url, "SELECT to_regclass('kept') IS NULL") is True
+        assert copied is not None
+        shutil.rmtree(copied)
         shutil.rmtree(folder)
     finally:
         shutil.rmtree(private)
@@ -379,8 +404,6 @@ def test_as_root_programs_that_others_cannot_enter_are_copied(home: Path) -> Non
 
 
 def test_something_that_is_no_grpc_server_on_the_usual_port_is_not_taken_for_temporal() -> None:
-    from atropos.cli.stack.addresses import speaks_http2
-
     with socket.create_server(("127.0.0.1", 0)) as server:
         assert not speaks_http2("127.0.0.1", server.getsockname()[1], timeout_s=0.2)
     assert not speaks_http2("127.0.0.1", 1)
