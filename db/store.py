@@ -19,7 +19,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from .errors import StoreError, StoreUnreachable
+from .errors import Refused, StoreError, StoreUnreachable
 
 MAX_POOL: Final = 8
 """A dozen processes then stay below Postgres' default of 100 connections."""
@@ -54,13 +54,11 @@ class Store:
                 finally:
                     if driver.closed:
                         await connection.invalidate()
-        except psycopg.OperationalError as error:
-            if not driver.closed:
-                raise
-            await self._pool.dispose()
-            raise unreachable(self._pool.url, error) from error
-        except (PoolTimeout, DBAPIError) as error:
-            raise _translated(self._pool.url, error) from error
+        except (PoolTimeout, DBAPIError, psycopg.Error) as error:
+            translated = _translated(self._pool.url, error)
+            if isinstance(translated, StoreUnreachable) and not isinstance(error, PoolTimeout):
+                await self._pool.dispose()
+            raise translated from error
 
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[AsyncConnection]:
@@ -135,12 +133,19 @@ def unreachable(url: URL, error: BaseException) -> StoreUnreachable:
     return StoreUnreachable(f"Postgres at {masked(url)} cannot be reached: {detail}.")
 
 
-def _translated(url: URL, error: PoolTimeout | DBAPIError) -> Exception:
+def _translated(url: URL, error: PoolTimeout | DBAPIError | psycopg.Error) -> Exception:
+    """What a driver's error means for our callers."""
     if isinstance(error, PoolTimeout):
         return StoreUnreachable(f"All connections of this process to {masked(url)} are busy; try again.")
-    cause = error.orig
-    if error.connection_invalidated:
-        return unreachable(url, cause or error)
-    if isinstance(cause, psycopg.OperationalError) and cause.sqlstate is None:
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    if isinstance(cause, psycopg.OperationalError) and _lost(cause):
         return unreachable(url, cause)
+    if isinstance(cause, psycopg.IntegrityError | psycopg.DataError):
+        return Refused(f"The store refuses this: {cause.diag.message_primary or cause}.")
     return error
+
+
+def _lost(error: psycopg.OperationalError) -> bool:
+    """The connection could not be had or is gone: no SQLSTATE, class 08, or a server that is going down."""
+    state = error.sqlstate
+    return state is None or state.startswith(("08", "57P", "53300"))

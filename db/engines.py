@@ -1,0 +1,137 @@
+"""Inference servers of a run, and the versions of the weights they serve.
+
+Invariant: an engine's id is a function of its URL, its state moves only along the arrows of `contracts.states`, and a
+label names one version for ever.
+"""
+
+import hashlib
+import re
+from typing import Any
+from urllib.parse import urlsplit
+
+from sqlalchemy import func, or_, select, update
+from sqlalchemy.dialects.postgresql import insert as upsert
+
+from ..contracts.records import EngineRecord
+from ..contracts.runfile import EngineConfig
+from ..contracts.states import EngineState, IllegalTransition, sources
+from .encoding import clean, clean_or_none
+from .errors import Refused, Unknown
+from .models import Engine, PolicyVersion
+from .store import Store
+
+
+def engine_id(url: str) -> str:
+    """Host and port for people, and eight digits of a hash that tell paths apart: `gpu0-8000-1a2b3c4d`."""
+    parts = urlsplit(url.rstrip("/"))
+    place = re.sub(r"[^A-Za-z0-9.]+", "-", parts.netloc.rpartition("@")[2])
+    return f"{place}-{hashlib.sha256(url.rstrip('/').encode()).hexdigest()[:8]}"
+
+
+async def put_engines(store: Store, run_id: str, engines: tuple[EngineConfig, ...]) -> None:
+    """Register engines as `ready`; of known ones everything but their state is brought up to date."""
+    async with store.begin() as connection:
+        for engine in sorted(engines, key=lambda one: one.url):
+            described: dict[str, Any] = {
+                "kind": engine.kind,
+                "url": engine.url,
+                "concurrency": engine.concurrency,
+                "api_key_env": engine.api_key_env,
+            }
+            await connection.execute(
+                upsert(Engine)
+                .values(run_id=run_id, engine_id=engine_id(engine.url), **described)
+                .on_conflict_do_update(index_elements=["run_id", "engine_id"], set_=described)
+            )
+
+
+async def engines_of(store: Store, run_id: str) -> list[EngineRecord]:
+    """The engines of a run, removed ones included, in order of their ids."""
+    async with store.begin() as connection:
+        rows = await connection.execute(
+            select(Engine.__table__).where(Engine.run_id == run_id).order_by(Engine.engine_id)
+        )
+        return [
+            EngineRecord(
+                engine_id=row.engine_id,
+                kind=row.kind,
+                url=row.url,
+                concurrency=row.concurrency,
+                api_key_env=row.api_key_env,
+                state=row.state,
+                reason=row.reason,
+                weight_label=row.weight_label,
+                incarnation=row.incarnation,
+            )
+            for row in rows
+        ]
+
+
+async def set_engine_state(
+    store: Store,
+    run_id: str,
+    engine_id: str,
+    state: EngineState,
+    reason: str | None,
+    weight_label: str | None = None,
+    incarnation: str | None = None,
+) -> EngineState:
+    """Move an engine to `state` and note what it reported (None: as before). Writes nothing where nothing changes.
+
+    Raises Unknown, or IllegalTransition where no arrow leads from its state to `state`.
+    """
+    new: dict[str, Any] = {"state": state, "reason": clean_or_none(reason)}
+    new |= {} if weight_label is None else {"weight_label": clean(weight_label)}
+    new |= {} if incarnation is None else {"incarnation": clean(incarnation)}
+    mine = (Engine.run_id == run_id, Engine.engine_id == engine_id)
+    async with store.begin() as connection:
+        await connection.execute(
+            update(Engine)
+            .where(
+                *mine,
+                or_(Engine.state == state, Engine.state.in_(sources(state))),
+                or_(*(getattr(Engine, name).is_distinct_from(value) for name, value in new.items())),
+            )
+            .values(**new, changed_at=func.now())
+        )
+        stored = await connection.scalar(select(Engine.state).where(*mine))
+    if stored is None:
+        raise Unknown(f"The run {run_id} has no engine {engine_id}.")
+    if stored != state:
+        raise IllegalTransition(f"The engine {engine_id} is {stored} and cannot become {state}.")
+    return state
+
+
+async def put_version(store: Store, run_id: str, version: int, label: str, path: str | None = None) -> None:
+    """Write down that a version of the weights exists; a no-op where it is known under this label.
+
+    Raises Refused where the version has another label or the label another version.
+    """
+    async with store.begin() as connection:
+        await connection.execute(
+            upsert(PolicyVersion)
+            .values(run_id=run_id, version=version, label=label, path=path)
+            .on_conflict_do_nothing()
+        )
+        known = await connection.execute(
+            select(PolicyVersion.version, PolicyVersion.label).where(
+                PolicyVersion.run_id == run_id, or_(PolicyVersion.version == version, PolicyVersion.label == label)
+            )
+        )
+        for stored_version, stored_label in known:
+            if (stored_version, stored_label) != (version, label):
+                raise Refused(
+                    f"The run {run_id} calls version {stored_version} {stored_label!r}; "
+                    f"version {version} cannot be {label!r}."
+                )
+
+
+async def versions(store: Store, run_id: str) -> dict[str, int]:
+    """What engines call the weights → version, in order of the versions."""
+    async with store.begin() as connection:
+        rows = await connection.execute(
+            select(PolicyVersion.label, PolicyVersion.version)
+            .where(PolicyVersion.run_id == run_id)
+            .order_by(PolicyVersion.version)
+        )
+        return dict(rows.tuples().all())

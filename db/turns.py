@@ -1,0 +1,167 @@
+"""Model calls: written once, by whoever commits first.
+
+Invariant: one statement writes the turn and the segment it opens, holding a share lock on a running episode, so no turn
+is added to an episode that has ended and no segment exists without its first turn. In the normal case that is one
+round trip. A turn that opens a later segment leaves its prompt in the segment's row: rendered again, stored once.
+"""
+
+import json
+from dataclasses import asdict, replace
+from typing import Any, Final
+
+from ..contracts.ids import EpisodeKey
+from ..contracts.reasons import FinishReason
+from ..contracts.records import TurnRecord, VersionSpan
+from .encoding import (
+    clean,
+    clean_or_none,
+    decode_message,
+    encode_message,
+    pack_floats,
+    pack_ids,
+    pack_mask,
+    plain_message,
+    unpack_floats,
+    unpack_ids,
+)
+from .errors import Unknown
+from .late import ENDED, TAKEN, keep_late, params
+from .store import Direct, Store
+
+_INSERT: Final = """
+WITH episode AS (
+  SELECT FROM episodes
+  WHERE run_id = %(run)s AND group_no = %(group)s AND member = %(member)s AND attempt = %(attempt)s
+    AND state = 'running'
+  FOR SHARE
+), kept AS (
+  INSERT INTO turns (
+    run_id, group_no, member, attempt, turn, segment, opens_segment, agent, message, message_exact, lossy,
+    prompt_delta, sampled, logprobs, mask, finish, spans, policy_version, temperature,
+    engine_id, incarnation, request_id, provisional
+  )
+  SELECT
+    %(run)s, %(group)s, %(member)s, %(attempt)s, %(turn)s, %(segment)s, %(opens)s, %(agent)s,
+    %(message)s::jsonb, %(exact)b, %(lossy)s, %(delta)b, %(sampled)b, %(logprobs)b, %(mask)b, %(finish)s,
+    %(spans)s::jsonb, %(version)s, %(temperature)s, %(engine)s, %(incarnation)s, %(request)s, %(provisional)s
+  FROM episode
+  ON CONFLICT DO NOTHING
+  RETURNING segment
+), opened AS (
+  INSERT INTO segments (run_id, group_no, member, attempt, segment, first_turn, agent, prompt)
+  SELECT %(run)s, %(group)s, %(member)s, %(attempt)s, segment, %(turn)s, %(agent)s, %(prompt)b
+  FROM kept WHERE %(opens)s
+)
+SELECT FROM kept
+"""
+
+_COLUMNS: Final = """
+SELECT t.turn, t.segment, t.opens_segment, t.message::text, t.message_exact, coalesce(s.prompt, t.prompt_delta),
+  t.sampled, t.logprobs, t.mask, t.finish, t.spans::text, t.temperature, t.engine_id, t.incarnation, t.request_id,
+  t.agent, t.provisional
+FROM turns t
+LEFT JOIN segments s
+  ON t.opens_segment AND t.segment > 0
+  AND (s.run_id, s.group_no, s.member, s.attempt, s.segment)
+    = (t.run_id, t.group_no, t.member, t.attempt, t.segment)
+WHERE t.run_id = %(run)s AND t.group_no = %(group)s AND t.member = %(member)s AND t.attempt = %(attempt)s
+"""
+SELECT_TURNS: Final = _COLUMNS + "ORDER BY t.turn"
+"""Rows for `turn_of`, of all turns of an episode in order."""
+_SELECT_TURN: Final = _COLUMNS + "AND t.turn = %(turn)s"
+
+
+async def save_turn(store: Store, key: EpisodeKey, record: TurnRecord) -> tuple[TurnRecord, bool]:
+    """Store a model call unless its key is taken; the record that is stored, and whether it is this one.
+
+    Saving the same record again is a no-op that says True. A different one for a taken key, or one for an episode that
+    has ended, goes to `late_results`; in the latter case the given record comes back, with False.
+    Raises Unknown where there is no such episode, Refused or BadRecord for what the schema forbids.
+    """
+    values = params(key) | _values(record)
+    async with store.direct() as connection:
+        if (await connection.execute(_INSERT, values)).rowcount:
+            return record, True
+        row = await (await connection.execute(_SELECT_TURN, values, binary=True)).fetchone()
+        if row is None:
+            await refuse_unknown(connection, key)
+            await keep_late(connection, "turn", key, _plain(record), ENDED)
+            return record, False
+        stored = turn_of(row)
+        same = stored == replace(record, logprobs=unpack_floats(pack_floats(record.logprobs)))
+        if not same:
+            await keep_late(connection, "turn", key, _plain(record), TAKEN)
+    return stored, same
+
+
+def turn_of(row: tuple[Any, ...]) -> TurnRecord:
+    """A turn from a row of `SELECT_TURNS`, read in binary."""
+    (
+        turn, segment, opens, message, exact, delta, sampled, logprobs, mask, finish,
+        spans, temperature, engine, incarnation, request, agent, provisional,
+    ) = row  # fmt: skip
+    return TurnRecord(
+        turn=turn,
+        segment=segment,
+        opens_segment=opens,
+        message=decode_message(message, exact),
+        prompt_delta=unpack_ids(delta),
+        sampled=unpack_ids(sampled),
+        logprobs=unpack_floats(logprobs),
+        mask=list(mask),
+        finish=FinishReason(finish),
+        spans=tuple(VersionSpan(*span) for span in json.loads(spans)),
+        temperature=temperature,
+        engine_id=engine,
+        incarnation=incarnation,
+        request_id=request,
+        agent=agent,
+        provisional=provisional,
+    )
+
+
+def _values(record: TurnRecord) -> dict[str, Any]:
+    message = encode_message(record.message)
+    delta = pack_ids(record.prompt_delta)
+    forked = record.opens_segment and record.segment > 0
+    return {
+        "turn": record.turn,
+        "segment": record.segment,
+        "opens": record.opens_segment,
+        "agent": clean_or_none(record.agent),
+        "message": message.display,
+        "exact": message.exact,
+        "lossy": message.lossy,
+        "delta": b"" if forked else delta,
+        "prompt": delta if forked else None,
+        "sampled": pack_ids(record.sampled),
+        "logprobs": pack_floats(record.logprobs),
+        "mask": pack_mask(record.mask),
+        "finish": record.finish,
+        "spans": json.dumps([[clean(s.label), s.version, s.start, s.end] for s in record.spans]),
+        "version": record.policy_version,
+        "temperature": record.temperature,
+        "engine": clean(record.engine_id),
+        "incarnation": clean(record.incarnation),
+        "request": clean(record.request_id),
+        "provisional": record.provisional,
+    }
+
+
+def _plain(record: TurnRecord) -> dict[str, Any]:
+    return asdict(record) | {"message": plain_message(record.message)}
+
+
+async def refuse_unknown(connection: Direct, key: EpisodeKey) -> None:
+    """Raise Unknown where the episode has no row."""
+    found = await connection.execute(
+        "SELECT FROM episodes"
+        " WHERE run_id = %(run)s AND group_no = %(group)s AND member = %(member)s AND attempt = %(attempt)s",
+        params(key),
+    )
+    if not found.rowcount:
+        raise unknown_episode(key)
+
+
+def unknown_episode(key: EpisodeKey) -> Unknown:
+    return Unknown(f"There is no episode {key.workflow_id} in the store.")
