@@ -17,6 +17,7 @@ import pwd
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,8 +127,10 @@ class PostgresServer:
             file.flush()
             if self.user is not None:
                 os.chown(file.name, *self.user)
+            # One call that flushes the file system is as durable as a thousand fsyncs, and several times quicker.
+            sync = ("--sync-method=syncfs",) if sys.platform == "linux" else ()
             self._run(
-                "initdb", f"--pgdata={new}", f"--username={ROLE}", f"--pwfile={file.name}",
+                "initdb", *sync, f"--pgdata={new}", f"--username={ROLE}", f"--pwfile={file.name}",
                 "--auth=scram-sha-256", "--encoding=UTF8", "--no-locale", "--no-instructions",
             )  # fmt: skip
         new.rename(self.data)
