@@ -122,7 +122,7 @@ async def test_killed_servers_come_back_at_their_addresses_with_their_data(home:
 def make_temporal_file_without_search_attributes(home: Path) -> None:
     (home / "temporal").mkdir()
     port = choose_port(None, set())
-    command = [installed_temporal(), "server", "start-dev", "--headless", f"--port={port}", "--ip=127.0.0.1"]
+    command = [str(installed_temporal()), "server", "start-dev", "--headless", f"--port={port}", "--ip=127.0.0.1"]
     server = subprocess.Popen(
         [*command, f"--db-filename={home / 'temporal' / 'temporal.db'}"], stdout=subprocess.DEVNULL
     )
