@@ -99,7 +99,7 @@ def call_of(row: tuple[Any, ...], state: dict[str, Any] | None = None) -> CallRe
     """A call from a row of `SELECT_CALLS`, read in binary."""
     turn, index, call, content, error, replies, reward, done, truncated, info, exact, seconds = row
     if exact is None:
-        plain = (call and json.loads(call), content, error, json.loads(replies), json.loads(info))
+        plain = (call and json.loads(call), content, error, _loaded(replies), _loaded(info))
     else:
         plain = json.loads(exact)
     call, content, error, replies, info = plain
@@ -117,6 +117,10 @@ def call_of(row: tuple[Any, ...], state: dict[str, Any] | None = None) -> CallRe
         info=info,
         seconds=seconds,
     )
+
+
+def _loaded(text: str) -> Any:
+    return json.loads(text) if len(text) > 2 else {"{}": {}, "[]": []}[text]
 
 
 def _values(record: CallRecord) -> dict[str, Any]:

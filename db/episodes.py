@@ -12,7 +12,7 @@ from ..contracts.episode import Episode, Score, ToolOutcome, Turn
 from ..contracts.ids import EpisodeKey
 from ..contracts.reasons import FailureKind, StopReason
 from ..contracts.records import STEP_INDEX, CallRecord, EpisodeFacts, EpisodeStart
-from ..contracts.states import EpisodeState
+from ..contracts.states import EpisodeState, RunState
 from .calls import PUT_BLOB, SELECT_CALLS, call_of, save_calls
 from .encoding import decode, decode_messages, decode_state, encode, encode_state, plain_message
 from .endings import finish_episode
@@ -54,8 +54,9 @@ ON CONFLICT DO NOTHING
 _SELECT: Final = """
 SELECT g.kind, g.environment, g.task_key, t.data::text, t.info::text, t.exact, g.evaluation, e.prompt::text,
   e.prompt_exact, coalesce(last.state, e.start_state)::text, b.data, e.environment_version,
-  e.state, e.stop, e.failure, e.reward
+  e.state, e.stop, e.failure, e.reward, r.state
 FROM episodes e
+JOIN runs r ON r.run_id = e.run_id
 JOIN groups g ON g.run_id = e.run_id AND g.group_no = e.group_no
 JOIN tasks t ON t.run_id = g.run_id AND t.environment = g.environment AND t.task_key = g.task_key
 LEFT JOIN LATERAL (
@@ -158,7 +159,7 @@ async def _facts(key: EpisodeKey, cursors: list[Any]) -> EpisodeFacts | None:
         return None
     (
         kind, environment, task_key, data, info, exact, evaluation, prompt, prompt_exact, state, blob,
-        version, status, stop, failure, reward,
+        version, status, stop, failure, reward, run_state,
     ) = row  # fmt: skip
     task_data, task_info = (json.loads(data), json.loads(info)) if exact is None else json.loads(exact)
     records: tuple[CallRecord, ...] = tuple(call_of(call) for call in await calls.fetchall())
@@ -179,4 +180,5 @@ async def _facts(key: EpisodeKey, cursors: list[Any]) -> EpisodeFacts | None:
         stop=None if stop is None else StopReason(stop),
         failure=None if failure is None else FailureKind(failure),
         reward=reward,
+        run_state=RunState(run_state),
     )

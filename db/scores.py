@@ -16,6 +16,7 @@ from .turns import refuse_unknown
 
 _OF_EPISODE: Final = "run_id = %(run)s AND group_no = %(group)s AND member = %(member)s AND attempt = %(attempt)s"
 
+_LOCK_GROUP: Final = "SELECT FROM groups WHERE run_id = %(run)s AND group_no = %(group)s FOR SHARE"
 LOCK: Final = f"SELECT state FROM episodes WHERE {_OF_EPISODE} FOR NO KEY UPDATE"
 
 INSERT: Final = f"""
@@ -59,6 +60,7 @@ async def save_scores(store: Store, key: EpisodeKey, scores: list[Score], scorer
         return []
     async with store.direct() as connection:
         async with connection.pipeline():
+            await connection.execute(_LOCK_GROUP, params(key))
             await connection.execute(LOCK, params(key))
             inserted = [await connection.execute(INSERT, values) for _, values in given]
             await connection.execute(_UPDATE_REWARD, params(key))

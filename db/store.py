@@ -9,15 +9,18 @@ Two ways in. `direct()` gives a psycopg connection in autocommit for the stateme
 round trip, no transaction around it. `begin()` gives an SQLAlchemy connection inside one transaction for the rest.
 """
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Final, cast
 
 import psycopg
+from psycopg.pq import PipelineStatus, TransactionStatus
 from sqlalchemy import URL, make_url, text
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.util import greenlet_spawn
 
 from .errors import Refused, StoreError, StoreUnreachable
 
@@ -47,13 +50,13 @@ class Store:
     async def direct(self) -> AsyncIterator[Direct]:
         """A psycopg connection in autocommit. Raises StoreUnreachable when it cannot be had or breaks."""
         try:
-            async with self._pool.connect() as connection:
-                driver = cast(Direct, (await connection.get_raw_connection()).driver_connection)
-                try:
-                    yield driver
-                finally:
-                    if driver.closed:
-                        await connection.invalidate()
+            lent = await self._pool.raw_connection()
+            driver = cast(Direct, lent.driver_connection)
+            try:
+                yield driver
+            finally:
+                give_back = lent.close if _is_idle(driver) else lent.invalidate
+                await asyncio.shield(greenlet_spawn(give_back))
         except (PoolTimeout, DBAPIError, psycopg.Error) as error:
             translated = _translated(self._pool.url, error)
             if isinstance(translated, StoreUnreachable) and not isinstance(error, PoolTimeout):
@@ -86,6 +89,7 @@ async def open_store(url: str, *, pool_size: int = MAX_POOL, prepare: bool = Tru
     pool = create_async_engine(
         parsed,
         isolation_level="AUTOCOMMIT",
+        skip_autocommit_rollback=True,
         pool_size=pool_size,
         max_overflow=0,
         pool_use_lifo=True,
@@ -131,6 +135,16 @@ def unreachable(url: URL, error: BaseException) -> StoreUnreachable:
     if url.password:
         detail = detail.replace(url.password, "***")
     return StoreUnreachable(f"Postgres at {masked(url)} cannot be reached: {detail}.")
+
+
+def _is_idle(connection: Direct) -> bool:
+    """Fit for the next borrower: alive, between two transactions, in no pipeline (a cancel may leave it otherwise)."""
+    pgconn = connection.pgconn
+    return (
+        not connection.closed
+        and pgconn.transaction_status == TransactionStatus.IDLE
+        and pgconn.pipeline_status == PipelineStatus.OFF
+    )
 
 
 def _translated(url: URL, error: PoolTimeout | DBAPIError | psycopg.Error) -> Exception:
