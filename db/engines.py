@@ -16,7 +16,7 @@ from ..contracts.records import EngineRecord
 from ..contracts.runfile import EngineConfig
 from ..contracts.states import EngineState, IllegalTransition, sources
 from .encoding import clean, clean_or_none
-from .errors import Refused, Unknown
+from .errors import Unknown
 from .models import Engine, PolicyVersion
 from .store import Store
 
@@ -102,10 +102,10 @@ async def set_engine_state(
     return state
 
 
-async def put_version(store: Store, run_id: str, version: int, label: str, path: str | None = None) -> None:
-    """Write down that a version of the weights exists; a no-op where it is known under this label.
+async def put_version(store: Store, run_id: str, version: int, label: str, path: str | None = None) -> int | None:
+    """Write down that a version of the weights exists, unless its number or label is taken.
 
-    Raises Refused where the version has another label or the label another version.
+    Returns the version that `label` names now: `version`, an older one, or None where the number has another label.
     """
     async with store.begin() as connection:
         await connection.execute(
@@ -113,17 +113,9 @@ async def put_version(store: Store, run_id: str, version: int, label: str, path:
             .values(run_id=run_id, version=version, label=label, path=path)
             .on_conflict_do_nothing()
         )
-        known = await connection.execute(
-            select(PolicyVersion.version, PolicyVersion.label).where(
-                PolicyVersion.run_id == run_id, or_(PolicyVersion.version == version, PolicyVersion.label == label)
-            )
+        return await connection.scalar(
+            select(PolicyVersion.version).where(PolicyVersion.run_id == run_id, PolicyVersion.label == label)
         )
-        for stored_version, stored_label in known:
-            if (stored_version, stored_label) != (version, label):
-                raise Refused(
-                    f"The run {run_id} calls version {stored_version} {stored_label!r}; "
-                    f"version {version} cannot be {label!r}."
-                )
 
 
 async def versions(store: Store, run_id: str) -> dict[str, int]:

@@ -25,6 +25,7 @@ from .summary import RunSummary, run_summary
 
 __all__ = [
     "NewEnvironment",
+    "RunExists",
     "RunRow",
     "RunSummary",
     "create_run",
