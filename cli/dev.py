@@ -1,0 +1,75 @@
+"""`atropos up`, `down` and `status`: the dev stack as commands.
+
+Invariant: `up` leaves a stack that can run the examples at once: the tiny policy is made first where an engine is to
+serve it and nobody named a model or an engine of their own.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from ..settings import load_settings
+from .errors import CommandError
+from .stack import commands
+from .stack.addresses import resolve_addresses
+from .stack.options import StackOptions
+from .stack.render import render_down, render_status, render_up, show_progress
+
+_Port = typer.Option(min=1, max=65_535, help="Default: a free port, kept for the next time.")
+
+
+def up(
+    model: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the model to serve; default: a tiny policy made on first use."),
+    ] = None,
+    engine: Annotated[bool, typer.Option(help="Start the dev engine.")] = True,
+    workers: Annotated[bool, typer.Option(help="Start workers.")] = True,
+    seed: Annotated[int, typer.Option(help="Seed of the tiny policy, where it has to be made.")] = 0,
+    temporal_port: Annotated[int | None, _Port] = None,
+    ui_port: Annotated[int | None, _Port] = None,
+    postgres_port: Annotated[int | None, _Port] = None,
+    engine_port: Annotated[int | None, _Port] = None,
+) -> None:
+    """Start the stack, or find it running."""
+    settings = load_settings()
+    options = StackOptions(
+        engine_model=model,
+        workers=workers,
+        temporal_port=temporal_port,
+        ui_port=ui_port,
+        postgres_port=postgres_port,
+        engine_port=engine_port,
+    )
+    if model is not None and not engine:
+        raise CommandError("--model names what the engine serves and --no-engine starts none; leave one of them out.")
+    if model is not None and not model.is_dir():
+        raise CommandError(f"There is no model in {model}; name a folder made by training, or leave --model out.")
+    addresses = resolve_addresses(settings)
+    if engine and model is None and addresses.engine.value is None:
+        from .progress import tiny_policy
+
+        options = options.model_copy(update={"engine_model": tiny_policy(settings.home, seed)})
+    console = Console(stderr=True)
+    result = commands.up(settings.home, commands.only_missing(options, addresses), progress=show_progress(console))
+    render_up(result, Console())
+
+
+def down() -> None:
+    """Stop the stack; with nothing to stop this is a success too."""
+    render_down(commands.down(load_settings().home), Console())
+
+
+def status(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show the stack; the exit code is 1 where something that should answer does not."""
+    found = commands.status(load_settings())
+    if as_json:
+        typer.echo(found.model_dump_json(indent=2))
+    else:
+        render_status(found, Console())
+    if not found.healthy:
+        raise typer.Exit(1)

@@ -1,0 +1,119 @@
+"""`atropos`: every command of the project under one name.
+
+Invariant: a command's module is imported when it is run, not before, so `atropos --help` and `atropos env try` need
+neither Temporal nor torch. Errors for people end as `atropos: sentence` and exit code 1, wrong usage as 2, Ctrl-C as
+130.
+"""
+
+import contextlib
+import os
+import sys
+import traceback
+from importlib import import_module
+from typing import Annotated, Any, Final
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from .errors import PACKAGE, sentences
+
+_COMMANDS: Final[dict[str, tuple[str, str]]] = {
+    "demo": ("cli.demo:command", "Watch a small model work through a few hundred episodes; everything embedded."),
+    "up": ("cli.dev:up", "Start the dev stack: Temporal, Postgres, an engine and workers."),
+    "down": ("cli.dev:down", "Stop the dev stack."),
+    "status": ("cli.dev:status", "Show each part of the stack, its address and health."),
+    "env": ("cli.env:app", "Try and check environments in the terminal."),
+    "run": ("cli.run:app", "Check, start, watch and steer runs."),
+    "episode": ("cli.episode:app", "Read episodes: the conversation, its tokens and its reward."),
+    "policy": ("cli.policy:app", "Make the tiny policy of the dev stack."),
+    "worker": ("cli.worker:command", "Serve workflows and activities until stopped (the same as atropos-worker)."),
+}
+"""Name → where it is defined, and its line in the help."""
+
+
+class Commands(TyperGroup):
+    """The root of all commands: stand-ins with a name and a line of help, of which the one that is run is loaded."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = {name: TyperCommand(name, help=line) for name, (_, line) in _COMMANDS.items()}
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, found, rest = super().resolve_command(ctx, args)
+        return name, load(name) if name is not None and found is not None else None, rest
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise typer.Exit(130) from None
+        except Exception as error:
+            told = sentences(error)
+            if told is None:
+                raise
+            for sentence in told:
+                typer.echo(f"atropos: {sentence}", err=True)
+            raise typer.Exit(1) from None
+
+
+def load(name: str) -> Any:
+    """Import a command. It is defined as a function, or as a Typer of its own."""
+    module, _, attribute = _COMMANDS[name][0].partition(":")
+    found = getattr(import_module(f"{PACKAGE}.{module}"), attribute)
+    if not isinstance(found, typer.Typer):
+        single = typer.Typer(add_completion=False, rich_markup_mode=None)
+        single.command(name, help=_COMMANDS[name][1])(found)
+        found = single
+    command = typer.main.get_command(found)
+    command.name = name
+    return command
+
+
+app = typer.Typer(
+    name="atropos",
+    cls=Commands,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Reinforcement learning of language models in multi-turn environments, where no rollout is ever lost.",
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"atropos {version('atropos-durable')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Options of every command."""
+
+
+def main() -> None:
+    """Entry point. Leaves by `os._exit`, since the SDK's runtime may crash an interpreter that is shutting down."""
+    code = 0
+    try:
+        app(prog_name="atropos")
+    except SystemExit as leaving:
+        code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+    except KeyboardInterrupt:
+        code = 130
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()
