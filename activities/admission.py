@@ -5,7 +5,6 @@ brings the tasks and writes nothing of its own.
 """
 
 import asyncio
-import time
 from dataclasses import dataclass
 
 from ..contracts.admission import next_environment, room, task_index
@@ -42,7 +41,7 @@ async def admit_some(services: Services, row: RunRow) -> Admitted:
 
     groups = await admit(services.store, row.run_id, propose)
     state = seen[-1]
-    open_after = state.open_total + len(groups)
+    open_after = state.open + len(groups)
     spent = budget_spent(row, state)
     return Admitted(groups, open_after, done=spent and open_after == 0)
 
@@ -50,9 +49,9 @@ async def admit_some(services: Services, row: RunRow) -> Admitted:
 def budget_spent(row: RunRow, state: AdmissionState) -> bool:
     """Whether nothing more may be admitted, ever. Groups in flight still finish."""
     budget = row.config.budget
-    hours = (time.time() - row.created_at.timestamp()) / 3600
+    hours = (state.now - state.started_at).total_seconds() / 3600
     return (
-        (budget.groups is not None and state.counted_total >= budget.groups)
+        (budget.groups is not None and state.counted >= budget.groups)
         or (budget.sampled_tokens is not None and state.sampled_tokens >= budget.sampled_tokens)
         or (budget.hours is not None and hours >= budget.hours)
     )
@@ -63,16 +62,17 @@ async def _draw(row: RunRow, state: AdmissionState, environments: dict[str, Load
         return []
     places = room(
         concurrency=state.concurrency,
-        running=state.open_total,
-        counted=state.counted_total,
+        running=state.open,
+        counted=state.counted,
         budget=row.config.budget.groups,
     )
-    counted = {label: view.counted for label, view in state.environments.items()}
-    draws = {label: view.next_draw for label, view in state.environments.items()}
-    sizes = {environment.label: environment.group_size for environment in row.config.environments}
+    counted = {load.label: load.counted for load in state.environments}
+    draws = {load.label: load.next_draw for load in state.environments}
+    sizes = {load.label: load.group_size for load in state.environments}
+    weights = {load.label: load.weight for load in state.environments}
     groups = []
     for _ in range(min(places, PAGE)):
-        label = next_environment(state.weights, counted)
+        label = next_environment(weights, counted)
         environment = environments[label]
         index = task_index(draws[label], await environment.size("train"), row.config.seed)
         task = await environment.make_task("train", index)

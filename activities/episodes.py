@@ -47,10 +47,11 @@ from ..db.episodes import (
 )
 from ..db.events import add_event
 from ..db.groups import load_group
+from ..db.tasks import load_task
 from ..environments.faults import EnvironmentProblem
 from ..environments.loaded import LoadedEnvironment
+from .entry import entered
 from .failures import final
-from .heartbeat import heartbeating
 from .services import Services
 
 
@@ -61,7 +62,7 @@ class EpisodeActivities:
         self._services = services
 
     @activity.defn(name=START_EPISODE.name)
-    @heartbeating
+    @entered
     async def start_episode(self, request: StartEpisode) -> EpisodePlan:
         key = request.key
         facts = await load_episode(self._services.store, key)
@@ -81,48 +82,38 @@ class EpisodeActivities:
         )
 
     async def _begin(self, key: EpisodeKey) -> EpisodeFacts:
-        group = await load_group(self._services.store, key.group)
-        if group is None:
-            raise final(FailureKind.INFRASTRUCTURE, f"the store has no group {key.group.workflow_id}")
+        group = (await load_group(self._services.store, key.group)).group
+        stored = await load_task(self._services.store, key.run_id, group.environment, group.task_key)
         environment = await self._services.environment(key.run_id, group.environment)
-        try:
-            task = await environment.task_from_data(group.task_data, group.task_info)
-            prompt, state = await environment.start(task, _context(key, group.task_key, 0, "start"))
-        except EnvironmentProblem as fault:
-            raise final(FailureKind.ENVIRONMENT, str(fault)) from fault
+        task = await environment.task_from_data(stored.data, stored.info)
+        prompt, state = await environment.start(task, _context(key, group.task_key, 0, "start"))
         start = EpisodeStart(key, prompt, state, environment.spec.version)
         return await start_episode(self._services.store, start)
 
     @activity.defn(name=ANSWER_TURN.name)
-    @heartbeating
+    @entered
     async def answer_turn(self, request: AnswerTurn) -> TurnAnswer:
         facts, environment, task = await self._open(request.key)
         turn = facts.turns[request.turn]
         state = facts.state
         made: list[CallRecord] = []
-        try:
-            for index in _missing(facts, request.turn, request.calls):
-                record = await self._call(environment, facts, task, turn.turn, index, state)
-                made.append(record)
-                state = record.state if record.state is not None else state
-            if request.step and _missing(facts, request.turn, [STEP_INDEX]):
-                made.append(await self._step(environment, facts, task, turn, state))
-        except EnvironmentProblem as fault:
-            raise final(FailureKind.ENVIRONMENT, str(fault)) from fault
+        for index in _missing(facts, request.turn, request.calls):
+            record = await self._call(environment, facts, task, turn.turn, index, state)
+            made.append(record)
+            state = record.state if record.state is not None else state
+        if request.step and _missing(facts, request.turn, [STEP_INDEX]):
+            made.append(await self._step(environment, facts, task, turn, state))
         if made:
             facts = with_calls(facts, await save_calls(self._services.store, request.key, made))
         wanted = (*request.calls, *([STEP_INDEX] if request.step else []))
         return await self._answer(facts, environment, task, request.turn, wanted, last=request.last)
 
     @activity.defn(name=RUN_TOOL.name)
-    @heartbeating
+    @entered
     async def run_tool(self, request: RunTool) -> TurnAnswer:
         facts, environment, task = await self._open(request.key)
         if _missing(facts, request.turn, [request.index]):
-            try:
-                record = await self._call(environment, facts, task, request.turn, request.index, facts.state)
-            except EnvironmentProblem as fault:
-                raise final(FailureKind.ENVIRONMENT, str(fault)) from fault
+            record = await self._call(environment, facts, task, request.turn, request.index, facts.state)
             facts = with_calls(facts, await save_calls(self._services.store, request.key, [record]))
         return await self._answer(facts, environment, task, request.turn, (request.index,), last=False)
 
@@ -198,10 +189,7 @@ class EpisodeActivities:
         records = [call for call in facts.calls if call.turn == turn and call.index in set(wanted)]
         condition = None
         if last and environment.spec.stops:
-            try:
-                condition = await environment.stop_condition(task, facts.state, episode_view(facts))
-            except EnvironmentProblem as fault:
-                raise final(FailureKind.ENVIRONMENT, str(fault)) from fault
+            condition = await environment.stop_condition(task, facts.state, episode_view(facts))
         texts = [text for record in records for text in (record.content, *(reply.text for reply in record.replies))]
         return TurnAnswer(
             said=preview(" · ".join(text for text in texts if text)),
@@ -211,7 +199,7 @@ class EpisodeActivities:
         )
 
     @activity.defn(name=SCORE_EPISODE.name)
-    @heartbeating
+    @entered
     async def score_episode(self, request: ScoreEpisode) -> int:
         facts, environment, task = await self._open(request.key)
         known = {score.name for score in await episode_scores(self._services.store, request.key)}
@@ -226,25 +214,27 @@ class EpisodeActivities:
         judge = (await self._services.run(facts.key.run_id)).judge
         episode = episode_view(facts)
         scores = []
-        try:
-            for name in names:
-                context = _context(facts.key, facts.task_key, len(facts.turns), name)
-                scores.append(
-                    await environment.score(
-                        name, task, facts.state, episode, judge, context, pool=self._services.processes
-                    )
-                )
-        except EnvironmentProblem as fault:
-            raise final(FailureKind.ENVIRONMENT, str(fault)) from fault
+        for name in names:
+            context = _context(facts.key, facts.task_key, len(facts.turns), name)
+            scores.append(
+                await environment.score(name, task, facts.state, episode, judge, context, pool=self._services.processes)
+            )
         return scores
 
     @activity.defn(name=FINISH_EPISODE.name)
-    @heartbeating
+    @entered
     async def finish_episode(self, request: FinishEpisode) -> EpisodeResult:
         store = self._services.store
         facts = await load_episode(store, request.key)
-        if facts is None:
-            return EpisodeResult(key=request.key, valid=False, stop=request.stop, failure=request.failure)
+        if facts is None:  # it failed before it began: the ending makes its row
+            return await finish_episode(
+                store,
+                request.key,
+                stop=request.stop,
+                failure=request.failure,
+                reason=request.reason,
+                reward=None,
+            )
         if facts.status is not EpisodeState.RUNNING:
             return episode_result(facts)
         scores: list[Score] = []
@@ -284,10 +274,7 @@ class EpisodeActivities:
         if facts is None:
             raise final(FailureKind.INFRASTRUCTURE, f"the store has no episode {key.workflow_id}")
         environment = await self._environment(facts)
-        try:
-            return facts, environment, await environment.task_from_data(facts.task_data, facts.task_info)
-        except EnvironmentProblem as fault:
-            raise final(FailureKind.ENVIRONMENT, str(fault)) from fault
+        return facts, environment, await environment.task_from_data(facts.task_data, facts.task_info)
 
     async def _environment(self, facts: EpisodeFacts) -> LoadedEnvironment:
         """The episode's environment, refused where its version is not the one the episode began with."""

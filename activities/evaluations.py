@@ -19,13 +19,14 @@ from ..contracts.activities import (
 from ..contracts.reasons import FailureKind
 from ..contracts.records import NewGroup
 from ..contracts.runfile import EvalSet, RunConfig
-from ..contracts.states import EvaluationState, RunState
-from ..db.evaluations import evaluation_groups, finish_evaluation, get_evaluation, start_evaluation
+from ..contracts.states import OPEN_GROUPS, EvaluationState, RunState
+from ..db.admission import insert_evaluation_groups
+from ..db.evaluations import evaluation_groups, finish_evaluation, start_evaluation
 from ..db.groups import GroupRow
 from ..db.runs import get_run, set_waiting
-from ..environments.faults import EnvironmentProblem
 from ..environments.loaded import LoadedEnvironment
 from .admission import PAGE, engine_outage
+from .entry import entered
 from .failures import final
 from .runs import ENDED, group_start
 from .services import Services
@@ -38,27 +39,36 @@ class EvaluationActivities:
         self._services = services
 
     @activity.defn(name=START_EVALUATION.name)
+    @entered
     async def start_evaluation(self, request: EvaluationRef) -> EvaluationOutcome:
-        known = await get_evaluation(self._services.store, request.run_id, request.name)
-        if known is not None:
-            return known
         run = await self._services.run(request.run_id)
         chosen = _set(run.config, request.name)
         label = run.config.environment(chosen.id).label
         environment = await self._services.environment(request.run_id, label)
-        try:
-            groups = await draw(environment, label, chosen, request.name)
-        except EnvironmentProblem as fault:
-            raise final(FailureKind.ENVIRONMENT, str(fault)) from fault
-        return await start_evaluation(self._services.store, request.run_id, request.name, label, chosen, groups)
+        groups = await draw(environment, label, chosen, request.name)
+        row = await start_evaluation(
+            self._services.store,
+            request.run_id,
+            request.name,
+            environment=label,
+            split=chosen.split,
+            tasks=len(groups),
+            samples=chosen.samples,
+            sampling=run.config.sampling_for(request.name),
+        )
+        if row.state is EvaluationState.RUNNING:
+            await insert_evaluation_groups(self._services.store, request.run_id, request.name, groups)
+        return row.outcome
 
     @activity.defn(name=NEXT_EVALUATION_GROUPS.name)
+    @entered
     async def next_evaluation_groups(self, request: NextEvaluationGroups) -> EvaluationPage:
         store = self._services.store
         row = await get_run(store, request.run_id)
         if row is None or row.state in ENDED:
             return EvaluationPage()
-        waiting = await evaluation_groups(store, request.run_id, request.name)
+        groups = await evaluation_groups(store, request.run_id, request.name)
+        waiting = [group for group in groups if group.state in OPEN_GROUPS]
         fresh = [group for group in waiting if group.key.group_no not in set(request.running)]
         if row.state is RunState.PAUSED:
             return EvaluationPage(open=len(waiting))
@@ -75,6 +85,7 @@ class EvaluationActivities:
         return group_start(config, group, environment)
 
     @activity.defn(name=FINISH_EVALUATION.name)
+    @entered
     async def finish_evaluation(self, request: EvaluationRef) -> EvaluationOutcome:
         row = await get_run(self._services.store, request.run_id)
         over = row is None or row.state in ENDED

@@ -12,9 +12,9 @@ from ..contracts.reasons import FailureKind
 from ..contracts.states import GroupState
 from ..db.episodes import episode_scores, episode_view, load_episode, save_scores
 from ..db.groups import close_group, load_group
-from ..environments.faults import EnvironmentProblem
+from ..db.tasks import load_task
+from .entry import entered
 from .failures import final
-from .heartbeat import heartbeating
 from .services import Services
 
 
@@ -25,12 +25,11 @@ class GroupActivities:
         self._services = services
 
     @activity.defn(name=SCORE_GROUP.name)
-    @heartbeating
+    @entered
     async def score_group(self, request: ScoreGroup) -> int:
         store = self._services.store
-        group = await load_group(store, request.key)
-        if group is None:
-            raise final(FailureKind.INFRASTRUCTURE, f"the store has no group {request.key.workflow_id}")
+        group = (await load_group(store, request.key)).group
+        stored = await load_task(store, request.key.run_id, group.environment, group.task_key)
         run = await self._services.run(request.key.run_id)
         environment = await self._services.environment(request.key.run_id, group.environment)
         episodes = []
@@ -39,11 +38,8 @@ class GroupActivities:
             if facts is None:
                 raise final(FailureKind.INFRASTRUCTURE, f"the store has no episode {key.workflow_id}")
             episodes.append(episode_view(facts, tuple(await episode_scores(store, key))))
-        try:
-            task = await environment.task_from_data(group.task_data, group.task_info)
-            parts = await environment.score_group(task, episodes, run.judge, pool=self._services.processes)
-        except EnvironmentProblem as fault:
-            raise final(FailureKind.ENVIRONMENT, str(fault)) from fault
+        task = await environment.task_from_data(stored.data, stored.info)
+        parts = await environment.score_group(task, episodes, run.judge, pool=self._services.processes)
         weights = {scorer.name: scorer.weight for scorer in environment.spec.group_scorers}
         for position, key in enumerate(request.members):
             scores = [Score(name=name, value=values[position], weight=weights[name]) for name, values in parts.items()]
@@ -51,7 +47,7 @@ class GroupActivities:
         return len(parts) * len(episodes)
 
     @activity.defn(name=CLOSE_GROUP.name)
-    @heartbeating
+    @entered
     async def close_group(self, request: CloseGroup) -> GroupResult:
         state = GroupState.SEALED if request.failure is None else GroupState.FAILED
         return await close_group(

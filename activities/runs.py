@@ -31,13 +31,15 @@ from ..contracts.reasons import FailureKind, RunAt
 from ..contracts.runfile import EnvironmentConfig, RunConfig, RunFileError, parse_run
 from ..contracts.states import GroupState, RunState
 from ..db.engines import put_engines
+from ..db.errors import RunExists
 from ..db.groups import GroupRow, close_group, open_groups
-from ..db.runs import NewEnvironment, RunExists, create_run, get_run, set_run_state, set_waiting, tune_run
+from ..db.runs import NewEnvironment, create_run, get_run, set_run_state, set_waiting, tune_run
 from ..environments.faults import EnvironmentProblem
 from ..environments.loaded import LoadedEnvironment
 from ..environments.splits import check_disjoint, require_size
 from ..inference.tokens import TokensError, load_renderer
 from .admission import admit_some, engine_outage
+from .entry import entered
 from .failures import bad_run_file, final
 from .services import Services
 
@@ -54,6 +56,7 @@ class RunActivities:
         self._services = services
 
     @activity.defn(name=REGISTER_RUN.name)
+    @entered
     async def register_run(self, request: RegisterRun) -> RunPlan:
         try:
             config = parse_run(request.document)
@@ -88,6 +91,7 @@ class RunActivities:
         )
 
     @activity.defn(name=ADMIT_GROUPS.name)
+    @entered
     async def admit_groups(self, request: RunRef) -> Admission:
         services = self._services
         row = await get_run(services.store, request.run_id)
@@ -103,10 +107,7 @@ class RunActivities:
             await set_waiting(services.store, request.run_id, outage)
             return Admission(waiting_for=outage, again_s=_OUTAGE_AGAIN_S)
         await set_waiting(services.store, request.run_id, None)
-        try:
-            admitted = await admit_some(services, row)
-        except EnvironmentProblem as fault:
-            raise final(FailureKind.ENVIRONMENT, str(fault)) from fault
+        admitted = await admit_some(services, row)
         starts = [await self._start(row.config, group) for group in admitted.groups]
         return Admission(groups=tuple(starts), open=admitted.open, done=admitted.done)
 
@@ -115,6 +116,7 @@ class RunActivities:
         return group_start(config, group, environment)
 
     @activity.defn(name=RECONCILE.name)
+    @entered
     async def reconcile(self, request: Reconcile) -> Reconciled:
         """Hold every open group against Temporal: start what nobody works on, close what ended without a word."""
         services = self._services
@@ -137,6 +139,7 @@ class RunActivities:
         return Reconciled(started=tuple(starts), closed=closed)
 
     @activity.defn(name=SET_RUN_STATE.name)
+    @entered
     async def set_run_state(self, request: SetRunState) -> RunState:
         row = await get_run(self._services.store, request.run_id)
         if row is None:
@@ -146,6 +149,7 @@ class RunActivities:
         return await set_run_state(self._services.store, request.run_id, request.state, request.reason)
 
     @activity.defn(name=TUNE_RUN.name)
+    @entered
     async def tune_run(self, request: TuneRun) -> RunState:
         row = await get_run(self._services.store, request.run_id)
         if row is None:
@@ -157,6 +161,7 @@ class RunActivities:
         return row.state
 
     @activity.defn(name=CANCEL_GROUPS.name)
+    @entered
     async def cancel_groups(self, request: RunRef) -> int:
         groups = await open_groups(self._services.store, request.run_id)
         for group in groups:

@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy.exc import DBAPIError
 from temporalio import activity
 
 from ..contracts.activities import SAMPLE_TURN, SampleTurn, TurnResult
@@ -21,12 +20,13 @@ from ..contracts.records import STEP_INDEX, EpisodeFacts, TurnRecord, VersionSpa
 from ..contracts.states import EpisodeState, RunState
 from ..db.engines import put_version
 from ..db.episodes import load_episode, save_turn
+from ..db.errors import StoreUnreachable
 from ..environments.loaded import LoadedEnvironment
 from ..inference.engines import Completion, SampleRequest
 from ..inference.errors import EngineFailure, EngineFailureKind
 from ..inference.tokens import TokenRenderer
+from .entry import entered
 from .failures import engine_failure, final
-from .heartbeat import heartbeating
 from .services import Services
 
 _STORE_AGAIN_S = 0.5
@@ -49,7 +49,7 @@ class ModelActivities:
         self._services = services
 
     @activity.defn(name=SAMPLE_TURN.name)
-    @heartbeating
+    @entered
     async def sample_turn(self, request: SampleTurn) -> TurnResult:
         services = self._services
         key = request.key
@@ -145,9 +145,7 @@ class ModelActivities:
         while True:
             try:
                 stored, _ = await save_turn(self._services.store, key, record)
-            except DBAPIError as error:
-                if not error.connection_invalidated:
-                    raise
+            except StoreUnreachable:
                 activity.logger.warning("the store is away; %s keeps %d tokens", key.workflow_id, len(record.sampled))
                 await asyncio.sleep(_STORE_AGAIN_S)
             else:

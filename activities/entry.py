@@ -1,0 +1,50 @@
+"""How every activity is entered and left.
+
+Invariants: the heartbeat starts before any I/O, so a dead worker is noticed and a cancel arrives (set-up that took a
+minute before its first heartbeat has killed every retry of an activity elsewhere); local activities have no heartbeat
+and send none. What author code or the store refuse for good leaves as a verdict; everything else is retried.
+"""
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable
+from typing import ParamSpec, TypeVar
+
+from temporalio import activity
+
+from ..contracts.reasons import FailureKind
+from ..contracts.records import BadRecord
+from ..contracts.states import IllegalTransition
+from ..db.errors import Refused, Unknown
+from ..environments.faults import EnvironmentProblem
+from ..inference.tokens import TokensError
+from .failures import final
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def entered(body: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
+    """Heartbeat at once and then twice per heartbeat timeout while `body` runs; turn refusals into verdicts."""
+
+    @functools.wraps(body)
+    async def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        timeout = activity.info().heartbeat_timeout
+        beating = None if timeout is None else asyncio.create_task(_beat(timeout.total_seconds() / 2))
+        try:
+            return await body(*args, **kwargs)
+        except (EnvironmentProblem, TokensError) as problem:
+            raise final(FailureKind.ENVIRONMENT, str(problem)) from problem
+        except (Unknown, Refused, BadRecord, IllegalTransition) as problem:
+            raise final(FailureKind.INFRASTRUCTURE, str(problem)) from problem
+        finally:
+            if beating is not None:
+                beating.cancel()
+
+    return wrapped
+
+
+async def _beat(every_s: float) -> None:
+    while True:
+        activity.heartbeat()
+        await asyncio.sleep(every_s)
