@@ -62,23 +62,16 @@ class AdmissionState:
     seed: int
     concurrency: int
     """Groups in flight at once."""
-    environments: dict[str, EnvironmentLoad]
-    """By label."""
-    open_total: int
+    environments: tuple[EnvironmentLoad, ...]
+    open: int
     """All open groups, those of evaluations included."""
-    counted_total: int
-    """Training groups that count against the budget."""
+    counted: int
     sampled_tokens: int
     """Tokens sampled by episodes that have ended, evaluations included."""
     started_at: datetime
     now: datetime
     """The database's clock."""
     _connection: AsyncConnection = field(repr=False, compare=False)
-
-    @property
-    def weights(self) -> dict[str, float]:
-        """Environment's label → weight, as it is now."""
-        return {label: load.weight for label, load in self.environments.items()}
 
     async def known(self, environment: str, task_keys: Sequence[str]) -> dict[str, str]:
         """Which of these tasks are stored: key → its split, or `quarantined`."""
@@ -99,12 +92,13 @@ async def admit(store: Store, run_id: str, propose: Propose) -> list[GroupRow]:
         groups = await propose(state)
         if not groups or state.state is not RunState.RUNNING:
             return []
+        labels = {load.label for load in state.environments}
         for group in groups:
-            if group.environment not in state.environments:
+            if group.environment not in labels:
                 raise Refused(f"The run {run_id} has no environment called {group.environment!r}.")
             if group.evaluation is not None or group.split != "train":
                 raise Refused("Groups of an evaluation are admitted by the evaluation.")
-        for load in state.environments.values():
+        for load in state.environments:
             draws = sorted(group.draw for group in groups if group.environment == load.label)
             if draws and (draws[0] < load.next_draw or len(set(draws)) < len(draws)):
                 raise Refused(f"The draw of {load.label} is at {load.next_draw}; {draws} would repeat one.")
@@ -127,31 +121,24 @@ async def insert_evaluation_groups(
     Raises Unknown for an unknown evaluation, Refused for a task that belongs to another split.
     """
     async with store.begin() as connection:
-        return await put_evaluation_groups(connection, run_id, evaluation, groups)
-
-
-async def put_evaluation_groups(
-    connection: AsyncConnection, run_id: str, evaluation: str, groups: Sequence[NewGroup]
-) -> list[GroupRow]:
-    """`insert_evaluation_groups` inside a transaction of the caller's."""
-    await _lock(connection, run_id)
-    split = await connection.scalar(
-        select(Evaluation.split).where(Evaluation.run_id == run_id, Evaluation.name == evaluation)
-    )
-    if split is None:
-        raise Unknown(f"The run {run_id} has no evaluation called {evaluation!r}.")
-    if any(group.evaluation != evaluation or group.split != split for group in groups):
-        raise Refused(f"A group of another evaluation or split cannot be admitted to {evaluation!r}.")
-    await _insert_tasks(connection, run_id, groups)
-    await _refuse_overlap(connection, run_id, groups)
-    mine = (Group.run_id == run_id, Group.evaluation == evaluation)
-    asked = sorted(group.draw for group in groups)
-    there = set(await connection.scalars(select(Group.draw).where(*mine, Group.draw.in_(asked))))
-    await _insert_groups(connection, run_id, [group for group in groups if group.draw not in there])
-    rows = await connection.execute(
-        select(Group.__table__).where(*mine, Group.draw.in_(asked)).order_by(Group.group_no)
-    )
-    return [group_of(row) for row in rows]
+        await _lock(connection, run_id)
+        split = await connection.scalar(
+            select(Evaluation.split).where(Evaluation.run_id == run_id, Evaluation.name == evaluation)
+        )
+        if split is None:
+            raise Unknown(f"The run {run_id} has no evaluation called {evaluation!r}.")
+        if any(group.evaluation != evaluation or group.split != split for group in groups):
+            raise Refused(f"A group of another evaluation or split cannot be admitted to {evaluation!r}.")
+        await _insert_tasks(connection, run_id, groups)
+        await _refuse_overlap(connection, run_id, groups)
+        mine = (Group.run_id == run_id, Group.evaluation == evaluation)
+        asked = sorted(group.draw for group in groups)
+        there = set(await connection.scalars(select(Group.draw).where(*mine, Group.draw.in_(asked))))
+        await _insert_groups(connection, run_id, [group for group in groups if group.draw not in there])
+        rows = await connection.execute(
+            select(Group.__table__).where(*mine, Group.draw.in_(asked)).order_by(Group.group_no)
+        )
+        return [group_of(row) for row in rows]
 
 
 async def _lock(connection: AsyncConnection, run_id: str) -> None:
@@ -181,12 +168,12 @@ async def _state(connection: AsyncConnection, run_id: str) -> AdmissionState:
         .where(Group.run_id == run_id, Group.state.in_(OPEN_GROUPS))
     )
     tokens += int(unsettled or 0)
-    loads = {
-        row.label: _load(row, train.get(row.label, {}))
+    loads = tuple(
+        _load(row, train.get(row.label, {}))
         for row in await connection.execute(
             select(EnvironmentRow.__table__).where(EnvironmentRow.run_id == run_id).order_by(EnvironmentRow.label)
         )
-    }
+    )
     return AdmissionState(
         run_id=run_id,
         state=RunState(run.state),
@@ -194,8 +181,8 @@ async def _state(connection: AsyncConnection, run_id: str) -> AdmissionState:
         seed=run.seed,
         concurrency=run.concurrency,
         environments=loads,
-        open_total=in_flight,
-        counted_total=sum(load.counted for load in loads.values()),
+        open=in_flight,
+        counted=sum(load.counted for load in loads),
         sampled_tokens=tokens,
         started_at=run.created_at,
         now=run.now,

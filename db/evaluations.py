@@ -14,16 +14,12 @@ from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ..contracts.activities import EvaluationOutcome
-from ..contracts.records import NewGroup
-from ..contracts.runfile import EvalSet, RunConfig
 from ..contracts.sampling import Sampling
 from ..contracts.states import OPEN_GROUPS, EpisodeState, EvaluationState, check_transition
-from .admission import put_evaluation_groups
 from .encoding import clean_or_none
 from .errors import Refused, Unknown
 from .groups import GroupRow, group_of
-from .models import EpisodeRow, Evaluation, EvaluationSample, Group, Run
-from .runs import unknown_run
+from .models import EpisodeRow, Evaluation, EvaluationSample, Group
 from .store import Store
 
 SUCCESS = 1.0
@@ -63,33 +59,30 @@ async def start_evaluation(
     store: Store,
     run_id: str,
     name: str,
-    environment: str,
-    chosen: EvalSet,
-    groups: Sequence[NewGroup],
     *,
+    environment: str,
+    split: str,
+    tasks: int,
+    samples: int,
+    sampling: Sampling,
     threshold: float = SUCCESS,
     policy_version: int | None = None,
-) -> EvaluationOutcome:
-    """Write the evaluation and all its groups in one transaction, or read back the one there is.
+) -> EvaluationRow:
+    """Write the evaluation's row, or read back the one there is. `environment` is a label of the run.
 
-    `environment`: a label of the run; the sampling is the one its run file gives to evaluations.
-    Raises Unknown, or Refused where the name is taken by another set or a task belongs to another split.
+    Raises Refused where the name is taken by a different set or the run has no such environment.
     """
-    wanted = (environment, chosen.split, len(groups), chosen.samples, threshold)
+    wanted = (environment, split, tasks, samples, threshold, sampling)
     async with store.begin() as connection:
-        config = await connection.scalar(select(Run.config).where(Run.run_id == run_id))
-        if config is None:
-            raise unknown_run(run_id)
-        sampling = RunConfig.model_validate(config).sampling_for(name)
         await connection.execute(
             upsert(Evaluation)
             .values(
                 run_id=run_id,
                 name=name,
                 environment=environment,
-                split=chosen.split,
-                tasks=len(groups),
-                samples=chosen.samples,
+                split=split,
+                tasks=tasks,
+                samples=samples,
                 threshold=threshold,
                 sampling=sampling.model_dump(mode="json"),
                 policy_version=policy_version,
@@ -97,18 +90,15 @@ async def start_evaluation(
             .on_conflict_do_nothing()
         )
         row = _evaluation_of(await _row(connection, run_id, name, lock=False))
-        if (row.environment, row.split, row.tasks, row.samples, row.threshold) != wanted:
-            raise Refused(f"The run {run_id} has an evaluation called {name!r} already, over another set.")
-        if row.state is EvaluationState.RUNNING:
-            await put_evaluation_groups(connection, run_id, name, groups)
-    return row.outcome
+    if (row.environment, row.split, row.tasks, row.samples, row.threshold, row.sampling) != wanted:
+        raise Refused(f"The run {run_id} has an evaluation called {name!r} already, over another set.")
+    return row
 
 
-async def get_evaluation(store: Store, run_id: str, name: str) -> EvaluationOutcome | None:
-    """How the evaluation stands, or None."""
+async def get_evaluation(store: Store, run_id: str, name: str) -> EvaluationRow:
+    """The evaluation. Raises Unknown."""
     async with store.begin() as connection:
-        row = await _row(connection, run_id, name, lock=False)
-    return None if row is None else _evaluation_of(row).outcome
+        return _evaluation_of(await _row(connection, run_id, name, lock=False))
 
 
 async def list_evaluations(store: Store, run_id: str) -> list[EvaluationRow]:
@@ -143,8 +133,6 @@ async def finish_evaluation(
     """
     async with store.begin() as connection:
         row = await _row(connection, run_id, name, lock=True)
-        if row is None:
-            raise Unknown(f"The run {run_id} has no evaluation called {name!r}.")
         if row.state != EvaluationState.RUNNING:
             return _evaluation_of(row).outcome
         samples = await _samples(connection, run_id, name, row.threshold)
@@ -231,7 +219,10 @@ async def _refuse_open(connection: AsyncConnection, run_id: str, name: str) -> N
 
 async def _row(connection: AsyncConnection, run_id: str, name: str, *, lock: bool) -> Any:
     query = select(Evaluation.__table__).where(Evaluation.run_id == run_id, Evaluation.name == name)
-    return (await connection.execute(query.with_for_update(key_share=True) if lock else query)).one_or_none()
+    row = (await connection.execute(query.with_for_update(key_share=True) if lock else query)).one_or_none()
+    if row is None:
+        raise Unknown(f"The run {run_id} has no evaluation called {name!r}.")
+    return row
 
 
 def _evaluation_of(row: Any) -> EvaluationRow:

@@ -5,7 +5,6 @@ runs is ended in the same transaction. Only valid, scored members vote in its me
 group failed, except by a cancel or as an orphan, leaves the draw.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -59,11 +58,9 @@ class MemberFacts:
 
 @dataclass(frozen=True)
 class GroupFacts:
-    """A group with its task, how it ended if it did, and its members in order."""
+    """A group, how it ended if it did, and its members in order."""
 
     group: GroupRow
-    task_data: Any
-    task_info: dict[str, Any]
     failure: FailureKind | None
     reason: str | None
     valid: int | None
@@ -72,41 +69,19 @@ class GroupFacts:
     members: tuple[MemberFacts, ...]
     """Members that started."""
 
-    @property
-    def environment(self) -> str:
-        return self.group.environment
 
-    @property
-    def task_key(self) -> str:
-        return self.group.task_key
-
-
-async def load_group(store: Store, key: GroupKey) -> GroupFacts | None:
-    """The group, its task and the newest attempt of each member, or None."""
+async def load_group(store: Store, key: GroupKey) -> GroupFacts:
+    """The group and the newest attempt of each member. Raises Unknown."""
     async with store.begin() as connection:
         row = await _row(connection, key, lock=False)
-        if row is None:
-            return None
-        task = (
-            await connection.execute(
-                select(TaskRow.data, TaskRow.info, TaskRow.exact).where(
-                    TaskRow.run_id == key.run_id,
-                    TaskRow.environment == row.environment,
-                    TaskRow.task_key == row.task_key,
-                )
-            )
-        ).one()
         attempts = await connection.execute(
             select(EpisodeRow.__table__)
             .where(EpisodeRow.run_id == key.run_id, EpisodeRow.group_no == key.group_no)
             .distinct(EpisodeRow.member)
             .order_by(EpisodeRow.member, EpisodeRow.attempt.desc())
         )
-        data, info = (task.data, task.info) if task.exact is None else json.loads(task.exact)
         return GroupFacts(
             group=group_of(row),
-            task_data=data,
-            task_info=info,
             failure=None if row.failure is None else FailureKind(row.failure),
             reason=row.reason,
             valid=row.valid,
@@ -143,7 +118,7 @@ async def close_group(
     if any(member.group != key for member in members):
         raise BadRecord(f"a member of another group cannot count in {key.workflow_id}")
     async with store.begin() as connection:
-        row = await _locked(connection, key)
+        row = await _row(connection, key, lock=True)
         if row.closed_at is not None:
             return _result(key, row)
         check_transition(GroupState(row.state), state)
@@ -157,7 +132,7 @@ async def fail_orphans(store: Store, keys: Sequence[GroupKey], reason: str) -> i
     closed = 0
     for key in sorted(keys, key=lambda one: (one.run_id, one.group_no)):
         async with store.begin() as connection:
-            row = await _locked(connection, key)
+            row = await _row(connection, key, lock=True)
             if row.closed_at is None:
                 await _close(connection, row, (), GroupState.FAILED, FailureKind.INFRASTRUCTURE, reason)
                 closed += 1
@@ -181,11 +156,7 @@ def group_of(row: Any) -> GroupRow:
 
 async def _row(connection: AsyncConnection, key: GroupKey, *, lock: bool) -> Any:
     query = select(Group.__table__).where(Group.run_id == key.run_id, Group.group_no == key.group_no)
-    return (await connection.execute(query.with_for_update(key_share=True) if lock else query)).one_or_none()
-
-
-async def _locked(connection: AsyncConnection, key: GroupKey) -> Any:
-    row = await _row(connection, key, lock=True)
+    row = (await connection.execute(query.with_for_update(key_share=True) if lock else query)).one_or_none()
     if row is None:
         raise Unknown(f"There is no group {key.workflow_id} in the store.")
     return row

@@ -25,7 +25,6 @@ from .summary import RunSummary, run_summary
 
 __all__ = [
     "NewEnvironment",
-    "RunExists",
     "RunRow",
     "RunSummary",
     "create_run",
