@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterable
 from typing import Any, Final
 
+from ..contracts.activities import EpisodeResult
 from ..contracts.episode import Episode, Score, ToolOutcome, Turn
 from ..contracts.ids import EpisodeKey
 from ..contracts.reasons import FailureKind, StopReason
@@ -23,6 +24,7 @@ from .store import Direct, Store
 from .turns import SELECT_TURNS, save_turn, turn_of, unknown_episode
 
 __all__ = [
+    "episode_result",
     "episode_scores",
     "episode_view",
     "finish_episode",
@@ -110,6 +112,23 @@ async def load_episode(store: Store, key: EpisodeKey) -> EpisodeFacts | None:
         async with connection.pipeline():
             cursors = await _select(connection, key)
         return await _facts(key, cursors)
+
+
+def episode_result(facts: EpisodeFacts) -> EpisodeResult:
+    """How an episode ended, from its facts. Raises ValueError while it runs."""
+    if facts.stop is None:
+        raise ValueError(f"{facts.key.workflow_id} has not ended")
+    versions = [turn.policy_version for turn in facts.turns if turn.policy_version is not None]
+    return EpisodeResult(
+        key=facts.key,
+        valid=facts.status is EpisodeState.DONE,
+        stop=facts.stop,
+        failure=facts.failure,
+        reward=facts.reward,
+        turns=len(facts.turns),
+        sampled_tokens=sum(len(turn.sampled) for turn in facts.turns),
+        policy_version=min(versions, default=None),
+    )
 
 
 def episode_view(facts: EpisodeFacts, scores: Iterable[Score] = ()) -> Episode:
