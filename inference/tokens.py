@@ -133,6 +133,22 @@ class TokenRenderer:
             agent=agent,
         )
 
+    def speak(
+        self, messages: Sequence[Message], answer: Message, tools: Sequence[ToolSpec] = (), *, after: Sequence[int]
+    ) -> list[int]:
+        """The ids a model would sample to say `answer`, its end token included, where `after` is the stream so far.
+
+        For demonstrations. Raises TokensError where the format writes a finished turn otherwise than it is sampled.
+        """
+        plain = [_plain_message(message) for message in (*messages, answer)]
+        with self._lock:
+            whole = list(self._renderer.render_ids(plain, tools=_plain_tools(tools), add_generation_prompt=False))
+        said = whole[len(after) :]
+        ends = [position for position, token in enumerate(said) if token in self.stop_token_ids]
+        if whole[: len(after)] != list(after) or not ends:
+            raise TokensError(f"the {self.name} format cannot show this answer as it would be sampled")
+        return said[: ends[0] + 1]
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, special tokens included; bytes that are no UTF-8 become U+FFFD."""
         with self._lock:
