@@ -31,6 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         _require_packages()
+        _require_model(arguments.model)
         listener = _bind(arguments.host, arguments.port, arguments.token)
         return _serve(arguments, listener)
     except Refused as refused:
@@ -70,6 +71,13 @@ def _require_packages() -> None:
             f"The dev engine needs {', '.join(missing)}: pip install 'atropos-durable[engine]'"
             " (small CPU builds of torch: https://pytorch.org/get-started/locally)."
         )
+
+
+def _require_model(folder: Path) -> None:
+    if not folder.is_dir():
+        raise Refused(f"There is no folder {folder}; --model names a folder with config.json and weights.")
+    if not (folder / "config.json").is_file():
+        raise Refused(f"{folder} holds no config.json; --model names a folder that a model was saved to.")
 
 
 def _bind(host: str, port: int, token: str | None) -> socket.socket:
@@ -116,6 +124,8 @@ def _serve(arguments: argparse.Namespace, listener: socket.socket) -> int:
         raise Refused(f"This transformers does not fit the dev engine ({error}); install 5.24 or newer.") from error
     from .journal import Journal
 
+    # Sampling and HTTP share the interpreter; at the default of 5 ms each would wait long for the other's turn.
+    sys.setswitchinterval(0.0005)
     torch.set_num_threads(arguments.threads or _default_threads())
     try:
         device = pick_device(arguments.device)

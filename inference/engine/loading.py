@@ -35,10 +35,6 @@ def pick_device(name: str) -> torch.device:
 
 def load(folder: Path, device: torch.device, dtype: str, max_model_len: int | None) -> Loaded:
     """Raises Unsupported with one sentence if `folder` does not hold a model that can be served."""
-    if not folder.is_dir():
-        raise Unsupported(f"There is no folder {folder}; --model names a folder with config.json and weights.")
-    if not (folder / "config.json").is_file():
-        raise Unsupported(f"{folder} holds no config.json; --model names a folder that a model was saved to.")
     try:
         model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=DTYPES[dtype], local_files_only=True)
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:

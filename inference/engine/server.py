@@ -153,7 +153,7 @@ class _Routes:
         return _json({"server_load": self._engine.running + self._engine.waiting})
 
     async def models(self, _: Request) -> Response:
-        card = {"id": self._served.name, "object": "model", "owned_by": "atropos"}
+        card: dict[str, Any] = {"id": self._served.name, "object": "model", "owned_by": "atropos"}
         card |= {"created": self._served.started, "max_model_len": self._engine.context}
         return _json({"object": "list", "data": [card]})
 

@@ -53,7 +53,7 @@ def checksums(model: Any) -> dict[str, str]:
 
 def _digest(tensor: Tensor) -> str:
     data = tensor.cpu().contiguous().reshape(-1).view(torch.uint8)
-    return hashlib.sha256(memoryview(data.numpy())).hexdigest()
+    return hashlib.sha256(data.numpy().data).hexdigest()
 
 
 def _files(path: Path) -> list[Path]:
