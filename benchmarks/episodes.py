@@ -26,10 +26,12 @@ from typing import Any
 from atropos.cli.stack.options import StackOptions
 from atropos.cli.stack.running import RunningStack, running_stack
 from atropos.cli.temporal import connect, prepare
+from atropos.contracts.messages import user
 from atropos.contracts.queues import WORKFLOWS
 from atropos.contracts.workflows import RUN_WORKFLOW
 from atropos.db.migrate import upgrade
-from atropos.inference.tiny_policy import save_tokenizer
+from atropos.environments.registry import load
+from atropos.inference.tiny_policy import train_tokenizer
 from temporalio.client import Client
 
 HERE = Path(__file__).parent
@@ -156,7 +158,8 @@ def main() -> None:
     home.chmod(0o755)
     try:
         model = home / "model"
-        save_tokenizer(model)
+        tools = load(f"{HERE / 'environment.py'}:SixTurns").spec.tool_specs()
+        train_tokenizer([([user("Look up 123.")], tools)] * 10, model)
         with running_stack(home, StackOptions(workers=False)) as stack:
             assert stack.database_url is not None
             upgrade(stack.database_url.get_secret_value())
