@@ -51,7 +51,7 @@ def workers(stack: RunningStack, model: Path, variant: str, model_s: float = 0.0
             ready = model / f"ready-{number}"
             ready.unlink(missing_ok=True)
             command = [
-                sys.executable, str(HERE / "worker.py"), "--variant", variant, "--roles", roles,
+                sys.executable, "-m", "atropos.benchmarks.worker", "--variant", variant, "--roles", roles,
                 "--temporal", stack.temporal_address, "--database", stack.database_url.get_secret_value(),
                 "--model", str(model), "--model-s", str(model_s),
             ]  # fmt: skip

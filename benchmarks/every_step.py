@@ -6,8 +6,8 @@ Loaded in the workflow sandbox like the product's, and like them it writes every
 from atropos.workflows import episode, group
 from atropos.workflows.calls import scheduled
 
-episode.quick = scheduled
-group.quick = scheduled
+episode.quick = scheduled  # type: ignore[attr-defined]
+group.quick = scheduled  # type: ignore[attr-defined]
 
 EpisodeWorkflow = episode.EpisodeWorkflow
 GroupWorkflow = group.GroupWorkflow

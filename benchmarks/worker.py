@@ -10,10 +10,8 @@ import sys
 from functools import cache
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-
 from atropos.cli.temporal import connect
-from atropos.cli.worker import serve
+from atropos.cli.worker import Replaced, serve
 from atropos.contracts.queues import WorkerRole
 from atropos.inference.engines import Engine, EngineAddress
 from atropos.settings import load_settings
@@ -21,10 +19,11 @@ from atropos.workflows.plugin import WORKFLOWS
 from temporalio.worker import Worker
 from transformers import PreTrainedTokenizerFast
 
+from . import bare, every_step
+from .fake_engine import FakeEngine
+
 
 async def serve_bare(address: str, roles: list[WorkerRole], ready: Path) -> None:
-    import bare
-
     client = await connect(address)
     model = WorkerRole.MODEL in roles
     worker = Worker(
@@ -58,11 +57,7 @@ def main() -> None:
         return
     workflows = list(WORKFLOWS)
     if given.variant == "every_step":
-        import every_step
-
         workflows[2:4] = [every_step.GroupWorkflow, every_step.EpisodeWorkflow]
-
-    from fake_engine import FakeEngine
 
     @cache
     def tokenizer() -> PreTrainedTokenizerFast:
@@ -71,9 +66,8 @@ def main() -> None:
     def connect_fake(address: EngineAddress, *, vocabulary: int | None = None) -> Engine:
         return FakeEngine(address, tokenizer(), given.model_s)
 
-    asyncio.run(
-        serve(settings, roles, given.temporal, given.database, connect_engine=connect_fake, workflows=workflows)
-    )
+    replaced = Replaced(connect_engine=connect_fake, workflows=workflows)
+    asyncio.run(serve(settings, roles, given.temporal, given.database, replaced))
 
 
 if __name__ == "__main__":

@@ -10,8 +10,9 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated
@@ -19,16 +20,16 @@ from typing import Annotated
 import typer
 from pydantic import SecretStr
 from temporalio.client import Client
-from temporalio.worker import Worker
+from temporalio.worker import Interceptor, Worker
 
 from ..activities.catalogue import activities_of
 from ..activities.services import Connect, Services
 from ..contracts.queues import QUEUE_OF, WorkerRole
-from ..db.migrate import check
 from ..db.errors import StoreError
+from ..db.migrate import check
 from ..db.store import open_store
-from ..environments.pool import ProcessPool
 from ..environments.faults import EnvironmentProblem
+from ..environments.pool import ProcessPool
 from ..inference.vllm import connect_engine
 from ..settings import Settings, SettingsError, load_settings, secret_from_environment
 from ..workflows.plugin import WORKFLOWS
@@ -46,9 +47,19 @@ USER_ERRORS = (TemporalUnready, StoreError, SettingsError, StackError, Environme
 """What is shown as its sentence alone."""
 
 
-def worker_of(
-    role: WorkerRole, client: Client, services: Services, settings: Settings, workflows: Sequence[type] = WORKFLOWS
-) -> Worker:
+@dataclass(frozen=True)
+class Replaced:
+    """What benchmarks and fault tests put in the place of a worker's own parts."""
+
+    connect_engine: Connect = connect_engine
+    workflows: Sequence[type] = WORKFLOWS
+    interceptors: Sequence[Interceptor] = ()
+
+
+AS_IT_IS = Replaced()
+
+
+def worker_of(role: WorkerRole, services: Services, settings: Settings, replaced: Replaced = AS_IT_IS) -> Worker:
     """The Temporal worker of one role."""
     slots = {
         WorkerRole.WORKFLOWS: 1,
@@ -58,10 +69,11 @@ def worker_of(
     }
     serves_workflows = role is WorkerRole.WORKFLOWS
     return Worker(
-        client,
+        services.client,
         task_queue=QUEUE_OF[role],
-        workflows=workflows if serves_workflows else (),
+        workflows=replaced.workflows if serves_workflows else (),
         activities=activities_of(role, services),
+        interceptors=replaced.interceptors,
         no_remote_activities=serves_workflows,
         max_cached_workflows=settings.max_cached_workflows if serves_workflows else 0,
         max_concurrent_workflow_tasks=_WORKFLOW_TASKS if serves_workflows else None,
@@ -71,42 +83,49 @@ def worker_of(
     )
 
 
+@asynccontextmanager
+async def serving(
+    client: Client,
+    database: str,
+    settings: Settings,
+    roles: Sequence[WorkerRole],
+    replaced: Replaced = Replaced(),
+) -> AsyncIterator[Services]:
+    """Check everything, then serve `roles` for the block."""
+    await asyncio.to_thread(check, database)
+    for warning in await prepare(client):
+        _log.warning("%s", warning)
+    store = await open_store(database, pool_size=settings.database_pool)
+    processes = ProcessPool(settings.tool_processes)
+    services = Services(
+        store, client, secret_from_environment, processes=processes, base=Path.cwd(), connect=replaced.connect_engine
+    )
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(services.close)
+        for role in roles:
+            await stack.enter_async_context(worker_of(role, services, settings, replaced))
+        if WorkerRole.CONTROL in roles:
+            for run_id in await resume_runs(services):
+                _log.info("run %s goes on: Temporal did not know it any more", run_id)
+        _log.info("serving %s", ", ".join(roles))
+        yield services
+
+
 async def serve(
     settings: Settings,
     roles: Sequence[WorkerRole],
     temporal: str | None,
     database: str,
-    *,
-    connect_engine: Connect = connect_engine,
-    workflows: Sequence[type] = WORKFLOWS,
+    replaced: Replaced = Replaced(),
 ) -> None:
-    """Check everything, then serve `roles` until SIGTERM or SIGINT."""
+    """Serve `roles` until SIGTERM or SIGINT."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    await asyncio.to_thread(check, database)
     client = await connect(temporal)
-    for warning in await prepare(client):
-        _log.warning("%s", warning)
-    store = await open_store(database, pool_size=settings.database_pool)
-    services = Services(
-        store,
-        client,
-        secret_from_environment,
-        processes=ProcessPool(settings.tool_processes),
-        base=Path.cwd(),
-        connect=connect_engine,
-    )
-    async with AsyncExitStack() as stack:
-        stack.push_async_callback(services.close)
-        for role in roles:
-            await stack.enter_async_context(worker_of(role, client, services, settings, workflows))
-        if WorkerRole.CONTROL in roles:
-            for run_id in await resume_runs(services):
-                _log.info("run %s goes on: Temporal did not know it any more", run_id)
+    async with serving(client, database, settings, roles, replaced):
         if settings.ready_file is not None:
             settings.ready_file.touch()
-        _log.info("serving %s", ", ".join(roles))
         await stop.wait()
         _log.info("stopping: what is running has %.0f s to finish", settings.shutdown_grace_s)
 
