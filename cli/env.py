@@ -17,7 +17,7 @@ import yaml
 from rich.console import Console
 from rich.text import Text
 
-from ..contracts.context import Context
+from ..contracts.context import Context, JudgeUnavailable
 from ..contracts.episode import Episode
 from ..contracts.limits import Limits
 from ..contracts.tasks import SPLITS, Task
@@ -153,10 +153,9 @@ async def env_check(
     report = await check_disjoint(env, n)
     for split in SPLITS:
         known = report.sizes[split]
-        console.print(
-            f"{split}: {'endless' if known is None else known} tasks, "
-            f"{report.distinct[split]} distinct in the first {report.compared[split]}"
-        )
+        count = "endless" if known is None else str(known)
+        seen = f"{report.distinct[split]} distinct in the first {report.compared[split]}"
+        console.print(Text(f"{split}: {count} tasks, {seen}"))
     console.print(Text(f"ok: no task is in two splits among the first {n} of each", style="green"))
     await env.close()
 
@@ -275,7 +274,7 @@ def _run(work: Any) -> None:
         sys.path.append(str(Path.cwd()))
     try:
         asyncio.run(work)
-    except (EnvironmentProblem, PolicyError) as problem:
+    except (EnvironmentProblem, JudgeUnavailable, PolicyError) as problem:
         _fail(str(problem))
     except KeyboardInterrupt:
         raise typer.Exit(130) from None

@@ -31,7 +31,7 @@ class State(BaseModel):
     Change it in place; what changed is committed with the turn. Each function gets a copy of its own.
     """
 
-    model_config = ConfigDict(extra="forbid", validate_assignment=True)
+    model_config = ConfigDict(extra="forbid", validate_assignment=True, ser_json_inf_nan="constants")
 
 
 class Replay(State):
@@ -154,7 +154,7 @@ class Environment(Generic[ConfigT, StateT]):
 
 def _bind_parameters(cls: type[Environment[Any, Any]]) -> None:
     """Read config and state types from `Environment[…]`."""
-    for base in getattr(cls, "__orig_bases__", ()):
+    for base in vars(cls).get("__orig_bases__", ()):
         origin = get_origin(base)
         if not (isinstance(origin, type) and issubclass(origin, Environment)):
             continue
@@ -163,7 +163,7 @@ def _bind_parameters(cls: type[Environment[Any, Any]]) -> None:
                 cls.config_type = given
             elif isinstance(given, type) and issubclass(given, State):
                 cls.state_type = given
-            elif isinstance(given, type):
+            elif isinstance(given, type) and given is not Any:
                 raise BadEnvironment(f"{cls.__name__}: {given.__name__} is neither an EnvConfig nor a State")
     try:
         cls.state_type()

@@ -31,13 +31,13 @@ def draw_problems(digits: int, operators: Sequence[str], seed: int) -> dict[str,
     drawn = reasoning_gym.create_dataset(
         "chain_sum", seed=seed, size=DRAWS, min_terms=2, max_terms=2, min_digits=digits, max_digits=digits
     )
-    splits: dict[str, dict[str, dict[str, Any]]] = {"train": {}, "eval": {}, "test": {}}
-    for entry in drawn:
-        expression = entry["metadata"]["expression"]
+    answers = {entry["metadata"]["expression"]: int(entry["answer"]) for entry in drawn}
+    splits: dict[str, list[dict[str, Any]]] = {"train": [], "eval": [], "test": []}
+    for expression, answer in answers.items():
         if expression.split()[1] in operators:
-            problem = {"expression": expression, "answer": int(entry["answer"])}
-            splits[split_of(problem)][expression] = problem
-    return {split: tuple(problems.values()) for split, problems in splits.items()}
+            problem = {"expression": expression, "answer": answer}
+            splits[split_of(problem)].append(problem)
+    return {split: tuple(problems) for split, problems in splits.items()}
 
 
 def split_of(problem: dict[str, Any]) -> str:

@@ -5,6 +5,7 @@ environment, the function and the author's own line, because the frames in betwe
 """
 
 import difflib
+import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -70,15 +71,18 @@ def author_line(error: BaseException) -> str:
     """`file:line` of the innermost frame outside this package's own machinery."""
     machinery = {str(Path(__file__).parent / name) for name in MACHINERY}
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename not in machinery]
-    outside = [
-        frame for frame in frames if "site-packages" not in frame.filename and "/lib/python" not in frame.filename
-    ]
+    outside = [frame for frame in frames if not _borrowed(frame.filename)]
     chosen = (outside or frames)[-1:]
     if not chosen:
         return "unknown line"
     path = Path(chosen[0].filename)
     shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
     return f"{shown}:{chosen[0].lineno}"
+
+
+def _borrowed(filename: str) -> bool:
+    """The standard library's or an installed package's."""
+    return filename.startswith(("<", sysconfig.get_path("stdlib"))) or "site-packages" in filename
 
 
 @contextmanager

@@ -136,7 +136,10 @@ class LoadedEnvironment(ToolCaller, ScoreGiver):
         judge: Judge | None = None,
         pool: "ProcessPool | None" = None,
     ) -> StepOutcome:
-        """What the environment answers to a message without tool calls."""
+        """What the environment answers to a message without tool calls.
+
+        Raises EnvironmentProblem, and JudgeUnavailable for a `step` that asks a judge.
+        """
         plan = self.spec.step
         if plan is None:
             raise EnvironmentFault(f"{self.name} has no step, so it cannot answer a message")

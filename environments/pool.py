@@ -30,6 +30,14 @@ _BOOT: Final = (
 """Our own start instead of `-m`, which would put the current folder before everything installed."""
 
 
+class LoadTimedOut(EnvironmentFault):
+    """The environment could not be loaded in time; a call that waited for it is not to blame."""
+
+
+class PoolClosed(RuntimeError):
+    """The pool is shutting down: nobody's fault, and to be tried again by another worker."""
+
+
 class _Worker:
     """One process and the channel to it; serves one call at a time."""
 
@@ -58,7 +66,7 @@ class _Worker:
 
     async def ask(self, ref: str, args: Mapping[str, Any], method: str, payload: Any, timeout: float) -> Any:
         """One request. Raises TimeoutError, WorkerDied, or what the environment raised."""
-        data = json.dumps({"ref": ref, "args": dict(args), "method": method, "payload": payload}).encode()
+        data = json.dumps({"ref": ref, "args": dict(args), "method": method, "payload": payload}, default=str).encode()
         async with asyncio.timeout(timeout):
             try:
                 self.writer.write(HEADER.pack(len(data)) + data)
@@ -93,30 +101,35 @@ class ProcessPool:
         """Run one operation (`worker.OPERATIONS`) of the environment `ref` with `args` in a process.
 
         `payload` and the result are plain JSON data; `timeout` in seconds counts from when the environment is loaded.
-        Raises CallTimedOut (its process is dead by then), WorkerDied, or the environment's own problem.
+        Raises CallTimedOut (its process is dead by then), WorkerDied, PoolClosed, or the environment's own problem.
         """
         async with self._slots:
             if self._closed:
-                raise EnvironmentFault("the process pool is closed")
-            key = json.dumps([ref, dict(args)], sort_keys=True)
+                raise PoolClosed("the process pool is closed")
+            key = json.dumps([ref, dict(args)], sort_keys=True, default=str)
             worker = await self._take(key)
             healthy = False
             try:
                 if key not in worker.loaded:
-                    await _limited(worker.ask(ref, args, "load", {}, LOAD_SECONDS), f"loading {ref}", LOAD_SECONDS)
+                    await self._load(worker, ref, args)
                     worker.loaded.add(key)
-                name = payload.get("name") or (payload.get("call") or {}).get("name") or method
-                result = await _limited(worker.ask(ref, args, method, payload, timeout), name, timeout)
+                result = await _ask(worker, ref, args, method, payload, timeout)
                 healthy = True
                 return result
             except EnvironmentProblem as problem:
-                healthy = not isinstance(problem, CallTimedOut | WorkerDied)
+                healthy = not isinstance(problem, CallTimedOut | WorkerDied | LoadTimedOut)
                 raise
             finally:
                 if healthy and not self._closed:
                     self._idle.append(worker)
                 else:
                     await asyncio.shield(self._discard(worker))
+
+    async def _load(self, worker: _Worker, ref: str, args: Mapping[str, Any]) -> None:
+        try:
+            await worker.ask(ref, args, "load", {}, LOAD_SECONDS)
+        except TimeoutError:
+            raise LoadTimedOut(f"loading {ref} took longer than {LOAD_SECONDS:g} s and was killed") from None
 
     async def _take(self, key: str) -> _Worker:
         """An idle worker that has the environment, else any idle one, else a new one."""
@@ -153,11 +166,12 @@ class ProcessPool:
         await self.close()
 
 
-async def _limited(request: Any, what: str, timeout: float) -> Any:
+async def _ask(worker: _Worker, ref: str, args: Mapping[str, Any], method: str, payload: Any, timeout: float) -> Any:
     try:
-        return await request
+        return await worker.ask(ref, args, method, payload, timeout)
     except TimeoutError:
-        raise CallTimedOut(f"{what} took longer than {timeout:g} s and was killed") from None
+        name = payload.get("name") or (payload.get("call") or {}).get("name") or method
+        raise CallTimedOut(f"{name} took longer than {timeout:g} s and was killed") from None
 
 
 def _ended(code: int) -> str:

@@ -101,6 +101,8 @@ def as_task(where: str, value: Any) -> Task[Any]:
         _ = value.key
     except (ValueError, TypeError, PydanticSerializationError) as error:
         raise EnvironmentFault(f"{where}: the task's data is no JSON ({error})") from None
+    if not _finite(TypeAdapter(type(value.data)).dump_python(value.data)):
+        raise EnvironmentFault(f"{where}: the task's data holds a number that is not finite, which JSON cannot keep")
     _require_json(f"{where}: info", value.info)
     return value
 
@@ -139,6 +141,15 @@ def _require_json(what: str, plain: Any) -> int:
         return len(json.dumps(plain, allow_nan=False, ensure_ascii=False).encode("utf-8", "surrogatepass"))
     except (ValueError, TypeError, RecursionError) as error:
         raise EnvironmentFault(f"{what} is not plain JSON ({error})") from None
+
+
+def _finite(plain: Any) -> bool:
+    """No NaN and no infinity in it: pydantic would quietly store them as null."""
+    if isinstance(plain, float):
+        return math.isfinite(plain)
+    if isinstance(plain, dict):
+        return all(_finite(item) for item in plain.values())
+    return all(_finite(item) for item in plain) if isinstance(plain, list | tuple | set) else True
 
 
 def _shown(value: Any) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from ..contracts.context import Context, Judge
+from ..contracts.context import Context, Judge, JudgeUnavailable
 from ..contracts.flow import CallPlan
 from ..contracts.messages import Message, ToolCall
 from ..contracts.reasons import RunAt
@@ -75,7 +75,10 @@ class ToolCaller(AuthorCode):
         judge: Judge | None = None,
         pool: "ProcessPool | None" = None,
     ) -> CallOutcome:
-        """Answer one tool call. The tool's own failure (exception, timeout, death) is its result, never raised."""
+        """Answer one tool call. The tool's own failure (exception, timeout, death) is its result, never raised.
+
+        Raises JudgeUnavailable for a tool that asks a judge, and EnvironmentProblem.
+        """
         refusal = self._refusal(call)
         if refusal is not None:
             return _failed(refusal)
@@ -107,7 +110,7 @@ class ToolCaller(AuthorCode):
             content = as_text(await self._placed(tool.plan, function, offered))
         except CallTimedOut as error:
             return _failed(str(error))
-        except EnvironmentProblem:
+        except (EnvironmentProblem, JudgeUnavailable):
             raise
         except (Exception, SystemExit) as error:
             return _failed(str(error) if isinstance(error, ValueError) and str(error) else said(error))
