@@ -25,7 +25,7 @@ async def in_flight(client: httpx.AsyncClient) -> int:
 
 async def reaches(client: httpx.AsyncClient, load: int) -> None:
     async with asyncio.timeout(20):
-        while await in_flight(client) != load:
+        while await in_flight(client) != load:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
@@ -40,7 +40,7 @@ async def test_a_disconnect_ends_generation(engine: Running, client: httpx.Async
     name = f"left-{streamed}"
     _, writer = await raw_request(engine, long_request(name, streamed))
     await reaches(client, 1)
-    while not any(line["request_id"] == name for line in engine.lines()):
+    while not any(line["request_id"] == name for line in engine.lines()):  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     writer.close()
     await reaches(client, 0)

@@ -8,9 +8,14 @@ from pathlib import Path
 
 import httpx
 import pytest
+import torch
 from atropos.inference.engine.__main__ import main
+from atropos.inference.engine.journal import Journal
+from atropos.inference.engine.loading import limits, load
+from atropos.inference.engine.scheduler import Engine
+from atropos.inference.engine.server import Served, create_app
 from atropos.tests.inference.conformance import Target
-from atropos.tests.inference.engine.conftest import Running, engine_process
+from atropos.tests.inference.engine.conftest import Running
 
 
 def test_a_taken_port_is_named_before_anything_is_loaded(weights: tuple[Path, Path]) -> None:
@@ -49,7 +54,8 @@ def test_what_cannot_be_served_is_refused_in_a_sentence(
     elif kind == "little cache":
         more, expected = ["--kv-cache-mb", "1"], "--kv-cache-mb"
     else:
-        more, expected = ["--device", "mps"], "no mps device"
+        device = "cuda" if sys.platform == "darwin" else "mps"
+        more, expected = ["--device", device], f"no {device} device"
     assert main(["--model", str(model), "--port", "0", *more]) == 2
     printed = capsys.readouterr()
     assert expected in printed.err
@@ -57,16 +63,16 @@ def test_what_cannot_be_served_is_refused_in_a_sentence(
     assert printed.out == ""
 
 
-async def test_a_token_opens_every_route(weights: tuple[Path, Path], tmp_path: Path) -> None:
-    with engine_process(weights[0], tmp_path / "j", "--token", "s3cret", "--max-model-len", "64") as guarded:
-        async with httpx.AsyncClient(base_url=guarded.url, timeout=60.0) as client:
-            assert (await client.get("/health")).status_code == 200
-            assert (await client.get("/weight_info")).status_code == 401
-            wrong = {"Authorization": "Bearer wrong"}
-            assert (await client.post("/resume", headers=wrong)).status_code == 401
-            right = {"Authorization": "Bearer s3cret"}
-            models = (await client.get("/v1/models", headers=right)).json()
-            assert models["data"][0]["max_model_len"] == 64
+async def test_a_token_opens_every_route(weights: tuple[Path, Path]) -> None:
+    loaded = load(weights[0], torch.device("cpu"), "float32", 64)
+    engine = Engine(loaded.model, weights[0], limits(loaded, 4, 16), 64, loaded.eos_ids, Journal(None), lambda: None)
+    app = create_app(Served(engine, None, "policy", "0"), token="s3cret")
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://engine") as client:
+        assert (await client.get("/health")).status_code == 200
+        assert (await client.get("/weight_info")).status_code == 401
+        assert (await client.post("/resume", headers={"Authorization": "Bearer wrong"})).status_code == 401
+        models = await client.get("/v1/models", headers={"Authorization": "Bearer s3cret"})
+        assert models.json()["data"][0]["max_model_len"] == 64
 
 
 @pytest.mark.parametrize(
