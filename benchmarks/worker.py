@@ -19,7 +19,7 @@ from atropos.workflows.plugin import WORKFLOWS
 from temporalio.worker import Worker
 from transformers import PreTrainedTokenizerFast
 
-from . import bare, every_step
+from . import bare
 from .fake_engine import FakeEngine
 
 
@@ -57,7 +57,9 @@ def main() -> None:
         return
     workflows = list(WORKFLOWS)
     if given.variant == "every_step":
-        workflows[2:4] = [every_step.GroupWorkflow, every_step.EpisodeWorkflow]
+        from . import every_step
+
+        workflows[2:4] = [every_step.EveryStepGroup, every_step.EveryStepEpisode]
 
     @cache
     def tokenizer() -> PreTrainedTokenizerFast:
