@@ -62,8 +62,8 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def said(error: BaseException) -> str:
-    """An exception in words: its type and what it says."""
-    text = str(error)
+    """An exception in words, on one line: its type and what it says (at most 500 characters)."""
+    text = " ".join(str(error).split())[:500]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

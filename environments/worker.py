@@ -17,13 +17,12 @@ import struct
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from pydantic import BaseModel
 
-from ..contracts.context import Context, JudgeUnavailable
+from ..contracts.context import Context
 from ..contracts.episode import Episode
 from ..contracts.messages import Message, ToolCall
 from . import faults
@@ -90,10 +89,9 @@ def answer(request: Request, loop: asyncio.AbstractEventLoop) -> dict[str, Any]:
         return {"result": result.model_dump(mode="json")}
     except faults.EnvironmentProblem as problem:
         return {"problem": type(problem).__name__, "message": str(problem)}
-    except JudgeUnavailable as problem:
-        return {"problem": "EnvironmentFault", "message": str(problem)}
-    except Exception:
-        return {"problem": "EnvironmentFault", "message": traceback.format_exc(limit=-3)}
+    except Exception as error:
+        said = f"{request.method} of {request.ref} failed: {faults.said(error)} ({faults.author_line(error)})"
+        return {"problem": "EnvironmentFault", "message": said}
 
 
 def main(descriptor: int, parent: int) -> None:

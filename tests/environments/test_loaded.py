@@ -399,6 +399,16 @@ async def test_a_fault_names_the_authors_line() -> None:
         await env.start(await env.make_task("train", 0), CTX)
 
 
+async def test_a_fault_is_one_line_whatever_was_raised() -> None:
+    class Loud(Scored):
+        def prompt(self) -> str:  # type: ignore[override]
+            return str(Data.model_validate({"n": "x"}))
+
+    with pytest.raises(EnvironmentFault, match=r"loud\.prompt raised ValidationError") as caught:
+        await loaded(Loud).start(holding(None), CTX)
+    assert "\n" not in str(caught.value)
+
+
 async def test_an_async_tool_that_takes_too_long_is_answered_with_an_error() -> None:
     class Slow(Scored):
         @tool(run="inline", timeout=0.01)
