@@ -215,7 +215,7 @@ async def _known(
             TaskRow.run_id == run_id, TaskRow.environment == environment, TaskRow.task_key.in_(list(task_keys))
         )
     )
-    return dict(rows.tuples().all())
+    return dict(rows.all())
 
 
 async def _standing(connection: AsyncConnection, run_id: str, groups: Sequence[NewGroup]) -> dict[tuple[str, str], str]:

@@ -1,8 +1,9 @@
 """How values become bytes and JSON in the store, and come back.
 
 Invariant: what is read equals what was written. Token arrays are packed little-endian. JSONB keeps a display copy;
-where it cannot hold a value exactly (NUL and lone surrogates, which become U+FFFD, and non-finite numbers, which become
-null) the exact JSON is kept beside it and wins when read. JSONB keeps no order of keys.
+where it cannot hold a value exactly (NUL and lone surrogates, which become U+FFFD; non-finite numbers, which become
+null; floats from 1e16, which come back as integers) the exact JSON is kept beside it and wins when read. JSONB keeps no
+order of keys.
 """
 
 import array
@@ -103,11 +104,12 @@ def encode(value: Any) -> Encoded:
     with contextlib.suppress(ValueError):  # a number that is not finite, or a lone surrogate
         text = _dumped(value, allow_nan=False)
         text.encode()
-        if "\\u0000" not in text:
+        if "\\u0000" not in text and "e+" not in text:
             return Encoded(text, None)
     text = _dumped(value)
     display = _dumped(_cleaned(value))
-    return Encoded(display, None if display == text else text.encode("utf-8", "surrogatepass"))
+    exact = display == text and not _has_large_float(value)
+    return Encoded(display, None if exact else text.encode("utf-8", "surrogatepass"))
 
 
 def decode(display: str, exact: bytes | None) -> Any:
@@ -171,6 +173,14 @@ def check_finite(values: Iterable[float | None], what: str) -> None:
 
 def _dumped(value: Any, *, allow_nan: bool = True) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=allow_nan, separators=(",", ":"))
+
+
+def _has_large_float(value: Any) -> bool:
+    if isinstance(value, float):
+        return abs(value) >= 1e16
+    if isinstance(value, dict):
+        return any(_has_large_float(item) for item in value.values())
+    return isinstance(value, list | tuple) and any(_has_large_float(item) for item in value)
 
 
 def _cleaned(value: Any) -> Any:

@@ -126,4 +126,4 @@ async def versions(store: Store, run_id: str) -> dict[str, int]:
             .where(PolicyVersion.run_id == run_id)
             .order_by(PolicyVersion.version)
         )
-        return dict(rows.tuples().all())
+        return dict(rows.all())

@@ -48,7 +48,7 @@ class EpisodeRow(EpisodeId):
     prompt_exact: Mapped[bytes | None] = mapped_column(
         comment="UTF-8 JSON of prompt where JSONB cannot hold it exactly"
     )
-    lossy: Mapped[bool] = mapped_column(server_default="false", comment="prompt replaces characters; see prompt_exact")
+    lossy: Mapped[bool] = mapped_column(server_default="false", comment="prompt is not exact; see prompt_exact")
     start_state: Mapped[dict[str, Any] | None] = mapped_column(comment="The environment's state at the start, if small")
     start_state_blob: Mapped[str | None] = mapped_column(comment="Digest of that state in blobs, if large or not JSONB")
     state: Mapped[str] = mapped_column(server_default=EpisodeState.RUNNING, comment="Where it is in its life")
@@ -94,9 +94,7 @@ class TurnRow(EpisodeId):
     agent: Mapped[str | None] = mapped_column(comment="Who speaks, where there are several")
     message: Mapped[dict[str, Any]] = mapped_column(comment="The message, fit for display")
     message_exact: Mapped[bytes | None] = mapped_column(comment="UTF-8 JSON of it where JSONB cannot hold it exactly")
-    lossy: Mapped[bool] = mapped_column(
-        server_default="false", comment="message replaces characters; see message_exact"
-    )
+    lossy: Mapped[bool] = mapped_column(server_default="false", comment="message is not exact; see message_exact")
     prompt_delta: Mapped[bytes] = mapped_column(
         comment="int32 ids appended before sampling; empty where the segment has a prompt of its own"
     )
@@ -174,7 +172,7 @@ class ToolCallRow(EpisodeId):
     exact: Mapped[bytes | None] = mapped_column(
         comment="UTF-8 JSON [call, content, error, replies, info] where the columns cannot hold it exactly"
     )
-    lossy: Mapped[bool] = mapped_column(server_default="false", comment="Columns replace characters; see exact")
+    lossy: Mapped[bool] = mapped_column(server_default="false", comment="The columns are not exact; see exact")
     state: Mapped[dict[str, Any] | None] = mapped_column(
         comment="The environment's state after it, if changed and small"
     )

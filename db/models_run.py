@@ -91,7 +91,7 @@ class TaskRow(Base):
     exact: Mapped[bytes | None] = mapped_column(
         comment="UTF-8 JSON [data, info] where JSONB cannot hold it exactly; NULL: the columns are exact"
     )
-    lossy: Mapped[bool] = mapped_column(server_default="false", comment="data or info replace characters; see exact")
+    lossy: Mapped[bool] = mapped_column(server_default="false", comment="data or info is not exact; see exact")
     quarantined_at: Mapped[datetime | None] = mapped_column(comment="When the task was taken out of the draw")
     quarantine_reason: Mapped[str | None] = mapped_column(comment="Why it was taken out, in words")
     created_at: Mapped[datetime] = mapped_column(server_default=func.now(), comment="When it was first drawn")

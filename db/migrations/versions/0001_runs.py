@@ -124,7 +124,7 @@ def upgrade() -> None:
             sa.Boolean(),
             server_default="false",
             nullable=False,
-            comment="data or info replace characters; see exact",
+            comment="data or info is not exact; see exact",
         ),
         sa.Column(
             "quarantined_at",

@@ -206,7 +206,7 @@ def upgrade() -> None:
             sa.Boolean(),
             server_default="false",
             nullable=False,
-            comment="prompt replaces characters; see prompt_exact",
+            comment="prompt is not exact; see prompt_exact",
         ),
         sa.Column(
             "start_state", postgresql.JSONB(), nullable=True, comment="The environment's state at the start, if small"

@@ -65,7 +65,7 @@ def upgrade() -> None:
             sa.Boolean(),
             server_default="false",
             nullable=False,
-            comment="message replaces characters; see message_exact",
+            comment="message is not exact; see message_exact",
         ),
         sa.Column(
             "prompt_delta",
@@ -179,7 +179,7 @@ def upgrade() -> None:
             sa.Boolean(),
             server_default="false",
             nullable=False,
-            comment="Columns replace characters; see exact",
+            comment="The columns are not exact; see exact",
         ),
         sa.Column(
             "state", postgresql.JSONB(), nullable=True, comment="The environment's state after it, if changed and small"
