@@ -219,6 +219,7 @@ class EnginePool:
             return engine_id
         waiter = _Waiter(episode, asyncio.get_running_loop().create_future())
         self._waiting.append(waiter)
+        self._serve_when_rested(now)
         try:
             return await waiter.granted
         except asyncio.CancelledError:

@@ -163,14 +163,19 @@ class VllmEngine:
 
 
 def request_body(request: SampleRequest, model: str | None) -> dict[str, Any]:
-    """The JSON body of `/inference/v1/generate`. `logprobs: 1`: the sampled token's own, of the distribution after
-    temperature (the server runs with `--logprobs-mode processed_logprobs`)."""
+    """The JSON body of `/inference/v1/generate`.
+
+    `logprobs: 1`: the sampled token's own, of the distribution after temperature (the server runs with
+    `--logprobs-mode processed_logprobs`). `ignore_eos`: only the chat format's own stop tokens end a completion,
+    whatever the server's generation config adds.
+    """
     sampling = request.sampling
     parameters: dict[str, Any] = {
         "max_tokens": request.max_tokens,
         "temperature": sampling.temperature,
         "logprobs": 1,
         "stop_token_ids": list(request.stop_token_ids),
+        "ignore_eos": True,
     }
     if sampling.top_p < 1.0:
         parameters["top_p"] = sampling.top_p

@@ -19,6 +19,7 @@ from typing import Any, Final
 import torch
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.utils import logging
 
 from .generate import generate
 
@@ -123,7 +124,13 @@ def cold_start(
 
 def save(result: ColdStart, folder: Path) -> None:
     """Write config and safetensors weights beside the tokenizer in `folder`."""
-    result.model.save_pretrained(str(folder))
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        result.model.save_pretrained(str(folder))
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 class _Run:
@@ -252,8 +259,8 @@ def _new_model(settings: ColdStartSettings, vocabulary: int, pad_id: int, end_id
 
 @contextmanager
 def _threads(count: int) -> Iterator[None]:
-    """Compute with `count` threads, and with denormal numbers taken as zero: the second moments of a fresh optimizer are
-    full of them, and they made the first steps five times slower on the machine this was measured on."""
+    """Compute with `count` threads and with denormal numbers taken as zero: a young optimizer's second moments are full
+    of them, and they made the first steps five times slower where this was measured."""
     before = torch.get_num_threads()
     torch.set_flush_denormal(True)
     torch.set_num_threads(count)

@@ -4,6 +4,7 @@ Invariant: a row's tokens depend on its prompt, the weights and the generator al
 those go through an engine, which batches continuously and reports logprobs.
 """
 
+import inspect
 from collections.abc import Sequence
 
 import torch
@@ -29,15 +30,17 @@ def generate(
     rows = torch.arange(len(prompts))
     stops = torch.tensor(list(stop_ids))
     cache = DynamicCache(config=model.config)
+    # Renamed by transformers; both names are alive in the versions we accept.
+    argument = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
     positions_BT = (mask_BT.cumsum(1) - 1).clamp(min=0)
     for _ in range(max_tokens):
         output = model(
             input_ids=ids_BT,
             attention_mask=mask_BT,
             position_ids=positions_BT,
-            past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,
+            **{argument: cache},
         )
         drawn_B = torch.multinomial(torch.softmax(output.logits[:, -1], -1), 1, generator=generator)[:, 0]
         for row, token in zip(rows.tolist(), drawn_B.tolist(), strict=True):
