@@ -53,18 +53,21 @@ class Call:
     def over(self) -> bool:
         return self.finish_reason is not None or self.error is not None
 
-    def record(self, token: int, logprob: float, version: str, version_json: str) -> str:
-        """Append a sampled token, decide whether it ends the call, and return its journal line."""
+    def record(self, token: int, logprob: float, version: str) -> None:
+        """Append a sampled token and decide whether it ends the call.
+
+        The event loop reads while this runs: the token is appended last, so that every token it can count has its
+        logprob and its span.
+        """
         position = len(self.tokens)
-        self.tokens.append(token)
         self.logprobs.append(logprob)
         if self.spans and self.spans[-1].version == version:
             self.spans[-1].end = position + 1
         else:
             self.spans.append(Span(version, position, position + 1))
+        self.tokens.append(token)
         if token in self.stop_ids:
-            self.finish_reason = "stop"
             self.stop_reason = None if token in self.eos_ids else token
+            self.finish_reason = "stop"
         elif position + 1 >= self.budget:
             self.finish_reason = "length"
-        return self.line.of(position, token, version_json)

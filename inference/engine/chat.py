@@ -83,6 +83,6 @@ def load_chat(folder: Path) -> Chat | None:
     """The chat side of a model folder; None if it holds no tokenizer, when only token ids are served."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError, ImportError):
         return None
     return Chat(tokenizer)

@@ -134,7 +134,7 @@ class Engine:
 
     def cancel(self, call: Call) -> None:
         """Forget a call whose caller is gone; nothing more is sampled for it. Harmless if it is over."""
-        if self._calls.pop(call, 0) is None:
+        if not call.over and self._calls.pop(call, 0) is None:
             self._batcher.drop(call)
             self.totals.finished["abort"] += 1
             self._note_idle()
@@ -221,7 +221,9 @@ class Engine:
     def _record(self, step: list[Sampled]) -> None:
         """In the sampling thread: book one step's tokens, in the journal first, then tell the loop."""
         version, version_json = self._label
-        self._journal.append([call.record(token, lp, version, version_json) for call, token, lp in step])
+        self._journal.append([call.line.of(len(call.tokens), token, version_json) for call, token, _ in step])
+        for call, token, logprob in step:
+            call.record(token, logprob, version)
         self.totals.generated_tokens += len(step)
         over = [call for call, _, _ in step if call.over]
         for call in over:

@@ -260,9 +260,10 @@ async def _gone(receive: Receive) -> None:
 
 
 async def _parse(request: Request, kind: type[RequestT]) -> RequestT:
+    length = request.headers.get("content-length", "0")
+    if length.isdecimal() and int(length) > BODY_LIMIT:
+        raise ApiError(413, f"The body has {length} bytes; the limit is {BODY_LIMIT}.")
     raw = await request.body()
-    if len(raw) > BODY_LIMIT:
-        raise ApiError(413, f"The body has {len(raw)} bytes; the limit is {BODY_LIMIT}.")
     try:
         return kind.model_validate_json(raw or b"{}")
     except ValidationError as error:

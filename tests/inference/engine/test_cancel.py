@@ -2,10 +2,11 @@
 
 import asyncio
 import json
+import random
 
 import httpx
 import pytest
-from atropos.tests.inference.conformance import Target, control, generate
+from atropos.tests.inference.conformance import Target, control, generate, load, publish
 from atropos.tests.inference.engine.conftest import Running
 
 
@@ -23,9 +24,9 @@ async def in_flight(client: httpx.AsyncClient) -> int:
     return int((await client.get("/load")).json()["server_load"])
 
 
-async def reaches(client: httpx.AsyncClient, load: int) -> None:
+async def reaches(client: httpx.AsyncClient, count: int) -> None:
     async with asyncio.timeout(20):
-        while await in_flight(client) != load:  # noqa: ASYNC110
+        while await in_flight(client) != count:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
@@ -62,6 +63,36 @@ async def test_a_disconnect_while_paused_is_not_resumed(
     await control(client, "/resume")
     await generate(client, target, [1])
     assert not [line for line in engine.lines() if line["request_id"] == f"paused-{streamed}"]
+
+
+async def test_a_storm_of_requests_leavers_and_pauses_leaves_nothing_behind(
+    engine: Running, client: httpx.AsyncClient, target: Target
+) -> None:
+    dice = random.Random(7)
+    tasks = [
+        asyncio.create_task(generate(client, target, [1 + i % 9] * dice.randint(1, 90), max_tokens=dice.randint(1, 60)))
+        for i in range(60)
+    ]
+    for number, mode in enumerate(["keep", "wait", "keep", "keep"]):
+        for task in dice.sample(tasks, 6):
+            task.cancel()
+        await asyncio.sleep(0.05)
+        await control(client, f"/pause?mode={mode}")
+        for task in dice.sample(tasks, 4):
+            task.cancel()
+        await load(client, target.weights[number % 2], f"storm-{number}")
+        await control(client, "/resume")
+    bodies = [b for b in await asyncio.gather(*tasks, return_exceptions=True) if isinstance(b, dict)]
+    await reaches(client, 0)
+    assert len(bodies) >= 20
+    lines = engine.lines()
+    for body in bodies:
+        choice = body["choices"][0]
+        written = [line for line in lines if line["call"] == body["call"]]
+        spans = [span["version"] for span in choice["weight_versions"] for _ in range(span["start"], span["end"])]
+        assert [line["token_id"] for line in written] == choice["token_ids"]
+        assert [line["version"] for line in written] == spans
+    await publish(client, target.weights[0], "calm")
 
 
 async def test_an_id_in_flight_is_not_served_twice(engine: Running, client: httpx.AsyncClient) -> None:
