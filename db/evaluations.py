@@ -18,7 +18,7 @@ from ..contracts.sampling import Sampling
 from ..contracts.states import OPEN_GROUPS, EpisodeState, EvaluationState, check_transition
 from .encoding import clean_or_none
 from .errors import Refused, Unknown
-from .groups import GroupRow, group_of
+from .groups import GroupRow, group_of, newest_attempt
 from .models import EpisodeRow, Evaluation, EvaluationSample, Group
 from .store import Store
 
@@ -186,8 +186,8 @@ async def _samples(connection: AsyncConnection, run_id: str, name: str, threshol
         )
         .join(Group, (Group.run_id == EpisodeRow.run_id) & (Group.group_no == EpisodeRow.group_no))
         .where(Group.run_id == run_id, Group.evaluation == name, EpisodeRow.state != EpisodeState.RUNNING)
-        .distinct(EpisodeRow.group_no, EpisodeRow.member)
-        .order_by(EpisodeRow.group_no, EpisodeRow.member, EpisodeRow.attempt.desc())
+        .where(newest_attempt())
+        .order_by(EpisodeRow.group_no, EpisodeRow.member)
     )
     numbers: dict[str, int] = {}
     out = []

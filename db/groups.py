@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import func, select, tuple_, update
+from sqlalchemy import ColumnElement, exists, func, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.orm import aliased
 
 from ..contracts.activities import GroupResult
 from ..contracts.ids import EpisodeKey, GroupKey
@@ -76,9 +77,8 @@ async def load_group(store: Store, key: GroupKey) -> GroupFacts:
         row = await _row(connection, key, lock=False)
         attempts = await connection.execute(
             select(EpisodeRow.__table__)
-            .where(EpisodeRow.run_id == key.run_id, EpisodeRow.group_no == key.group_no)
-            .distinct(EpisodeRow.member)
-            .order_by(EpisodeRow.member, EpisodeRow.attempt.desc())
+            .where(EpisodeRow.run_id == key.run_id, EpisodeRow.group_no == key.group_no, newest_attempt())
+            .order_by(EpisodeRow.member)
         )
         return GroupFacts(
             group=group_of(row),
@@ -137,6 +137,17 @@ async def fail_orphans(store: Store, keys: Sequence[GroupKey], reason: str) -> i
                 await _close(connection, row, (), GroupState.FAILED, FailureKind.INFRASTRUCTURE, reason)
                 closed += 1
     return closed
+
+
+def newest_attempt() -> ColumnElement[bool]:
+    """Condition on `EpisodeRow`: no later attempt of the same member exists."""
+    later = aliased(EpisodeRow)
+    return ~exists().where(
+        later.run_id == EpisodeRow.run_id,
+        later.group_no == EpisodeRow.group_no,
+        later.member == EpisodeRow.member,
+        later.attempt > EpisodeRow.attempt,
+    )
 
 
 def group_of(row: Any) -> GroupRow:
