@@ -33,9 +33,9 @@ async def test_an_unreachable_store_is_one_sentence_without_the_password() -> No
         await open_store("postgresql://localhost/x", pool_size=9)
 
 
-async def test_a_wrong_password_is_said_and_not_shown(database_url: str) -> None:
-    wrong = psycopg.conninfo.conninfo_to_dict(database_url)
-    url = f"postgresql://{wrong['user']}:hunter2@{wrong['host']}:{wrong['port']}/{wrong['dbname']}"
+async def test_a_refused_login_is_said_without_the_password(database_url: str) -> None:
+    right = psycopg.conninfo.conninfo_to_dict(database_url)
+    url = f"postgresql://stranger:hunter2@{right['host']}:{right['port']}/{right['dbname']}"
     with pytest.raises(StoreUnreachable) as caught:
         await open_store(url)
     assert "hunter2" not in str(caught.value)
