@@ -12,13 +12,14 @@ from typing import ParamSpec, TypeVar
 
 from temporalio import activity
 
+from ..contracts.context import JudgeUnavailable
 from ..contracts.reasons import FailureKind
 from ..contracts.records import BadRecord
 from ..contracts.states import IllegalTransition
 from ..db.errors import Refused, Unknown
 from ..environments.faults import EnvironmentProblem
 from ..inference.tokens import TokensError
-from .failures import final
+from .failures import final, waited_out
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -33,6 +34,8 @@ def entered(body: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
         beating = None if timeout is None else asyncio.create_task(_beat(timeout.total_seconds() / 2))
         try:
             return await body(*args, **kwargs)
+        except JudgeUnavailable as problem:  # a tool or `step` needs it: waited out, as an engine is
+            raise waited_out("JudgeUnavailable", str(problem)) from problem
         except (EnvironmentProblem, TokensError) as problem:
             raise final(FailureKind.ENVIRONMENT, str(problem)) from problem
         except (Unknown, Refused, BadRecord, IllegalTransition) as problem:

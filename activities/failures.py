@@ -26,14 +26,16 @@ def bad_run_file(message: str) -> ApplicationError:
     return ApplicationError(preview(message, 4 * _SENTENCE), type=BAD_RUN_FILE, non_retryable=True)
 
 
+def waited_out(name: str, message: str, delay: timedelta | None = None) -> ApplicationError:
+    """Something outside is away: tried again for as long as it takes, without alarm."""
+    return ApplicationError(
+        preview(message, _SENTENCE), type=name, next_retry_delay=delay, category=ApplicationErrorCategory.BENIGN
+    )
+
+
 def engine_failure(failure: EngineFailure) -> ApplicationError:
-    """An outage is waited out for as long as it takes; what the engine rejects for good is a verdict."""
+    """An outage is waited out; what the engine rejects for good is a verdict."""
     if not failure.retryable:
         return final(FailureKind.ENGINE, failure.message)
     delay = None if failure.retry_after_s is None else timedelta(seconds=failure.retry_after_s)
-    return ApplicationError(
-        preview(failure.message, _SENTENCE),
-        type="EngineUnavailable",
-        next_retry_delay=delay,
-        category=ApplicationErrorCategory.BENIGN,
-    )
+    return waited_out("EngineUnavailable", failure.message, delay)

@@ -76,6 +76,7 @@ class RunActivities:
     async def _environment(self, config: RunConfig, chosen: EnvironmentConfig) -> NewEnvironment:
         """Load it, and prove that what is evaluated on is never trained on, before a row is written."""
         loaded = self._services.load(config, chosen.label)
+        loaded.check_judges(config.judges)
         await check_disjoint(loaded)
         for wanted in config.eval.sets:
             if config.environment(wanted.id) is chosen:
@@ -146,7 +147,9 @@ class RunActivities:
             raise final(FailureKind.INFRASTRUCTURE, f"the store has no run {request.run_id}")
         if row.state in ENDED:
             return row.state
-        return await set_run_state(self._services.store, request.run_id, request.state, request.reason)
+        state = await set_run_state(self._services.store, request.run_id, request.state, request.reason)
+        await set_waiting(self._services.store, request.run_id, request.reason if state is RunState.PAUSED else None)
+        return state
 
     @activity.defn(name=TUNE_RUN.name)
     @entered

@@ -103,9 +103,10 @@ class Services:
         return RunServices(row.run_id, row.config, HttpJudge(row.config.judges, self.secret))
 
     async def environment(self, run_id: str, label: str) -> LoadedEnvironment:
-        """The run's environment of that label, loaded once per process."""
-        config = (await self.run(run_id)).config
-        return self.load(config, label)
+        """The run's environment of that label, loaded and started once per process."""
+        loaded = self.load((await self.run(run_id)).config, label)
+        await loaded.ready()
+        return loaded
 
     def load(self, config: RunConfig, label: str) -> LoadedEnvironment:
         chosen = config.environment(label)

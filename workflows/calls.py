@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from temporalio import workflow
 from temporalio.common import RetryPolicy
-from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
+from temporalio.exceptions import ActivityError, ApplicationError, FailureError, is_cancelled_exception
 
 from ..contracts.activities import NEVER_RETRIED, Activity
 from ..contracts.messages import preview
@@ -62,16 +62,19 @@ async def quick(activity: Activity[InputT, ResultT], argument: InputT, *, summar
             retry_policy=_LOCAL_RETRY,
             summary=summary,
         )
-    except ActivityError as error:
+    except FailureError as error:
         if is_cancelled_exception(error) or verdict(error) is not None:
             raise
         return await scheduled(activity, argument, summary=summary)
     return result
 
 
-def verdict(error: ActivityError) -> tuple[FailureKind, str] | None:
-    """The failure kind an activity reported and its sentence; None where it failed without a verdict."""
-    cause = error.cause
+def verdict(error: BaseException) -> tuple[FailureKind, str] | None:
+    """The failure kind an activity reported and its sentence; None where it failed without a verdict.
+
+    A scheduled activity's own error is the cause of an ActivityError; a local one's arrives bare.
+    """
+    cause = error.cause if isinstance(error, ActivityError) else error
     if isinstance(cause, ApplicationError) and cause.type in frozenset(FailureKind):
         return FailureKind(cause.type), preview(cause.message)
     return None

@@ -11,7 +11,7 @@ from typing import Any
 
 from temporalio import workflow
 from temporalio.common import SearchAttributeKey, SearchAttributeUpdate
-from temporalio.exceptions import ActivityError, is_cancelled_exception
+from temporalio.exceptions import FailureError, is_cancelled_exception
 
 from ..contracts import activities as act
 from ..contracts import search
@@ -47,7 +47,7 @@ class EpisodeWorkflow:
                 return plan.ended
             stop = await self._play(plan)
             await self._score(plan)
-        except (ActivityError, asyncio.CancelledError) as error:
+        except (FailureError, asyncio.CancelledError) as error:
             stop = StopReason.FAILED
             failure, cancelled = _blame(error)
         result = await self._finish(stop, failure)
@@ -152,11 +152,11 @@ class EpisodeWorkflow:
         argument = act.FinishEpisode(key=self._key, stop=stop, failure=kind, reason=reason)
         try:
             result = await self._edge(act.FINISH_EPISODE, argument, summary=f"finish: {kind or stop}")
-        except ActivityError as error:
-            verdict_ = verdict(error)
-            if verdict_ is None or kind is not None:
+        except FailureError as error:
+            found = verdict(error)
+            if found is None or kind is not None:
                 raise
-            return await self._finish(StopReason.FAILED, verdict_)
+            return await self._finish(StopReason.FAILED, found)
         self._write("end", f"{result.failure or result.stop}, reward {result.reward}")
         attributes: list[SearchAttributeUpdate[Any]] = [_STOP_REASON.value_set(result.failure or result.stop)]
         if result.reward is not None:
@@ -181,5 +181,4 @@ def _blame(error: BaseException) -> tuple[tuple[FailureKind, str], BaseException
     """Whose fault it was, and the cancellation to pass on if it was one."""
     if is_cancelled_exception(error):
         return (FailureKind.CANCELLED, "cancelled"), error
-    found = verdict(error) if isinstance(error, ActivityError) else None
-    return found or (FailureKind.INFRASTRUCTURE, preview(str(error))), None
+    return verdict(error) or (FailureKind.INFRASTRUCTURE, preview(str(error))), None

@@ -10,12 +10,13 @@ from datetime import timedelta
 
 from temporalio import workflow
 from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes
-from temporalio.exceptions import ActivityError, ApplicationError, ChildWorkflowError, is_cancelled_exception
+from temporalio.exceptions import ApplicationError, ChildWorkflowError, FailureError, is_cancelled_exception
 
 from ..contracts import activities as act
 from ..contracts import search
 from ..contracts.activities import EpisodeResult, GroupResult
 from ..contracts.ids import EpisodeKey
+from ..contracts.messages import preview
 from ..contracts.queues import WORKFLOWS
 from ..contracts.reasons import FailureKind, RunAt
 from ..contracts.workflows import (
@@ -47,11 +48,11 @@ class GroupWorkflow:
         try:
             await self._fill()
             failure = await self._judge()
-        except (ActivityError, ChildWorkflowError, asyncio.CancelledError) as error:
+        except (FailureError, asyncio.CancelledError) as error:
             if is_cancelled_exception(error):
                 cancelled, failure = error, (FailureKind.CANCELLED, "cancelled")
             else:
-                failure = (FailureKind.INFRASTRUCTURE, str(error))
+                failure = (FailureKind.INFRASTRUCTURE, preview(str(error)))
         result = await self._close(failure)
         await self._tell()
         if cancelled is not None:
@@ -113,7 +114,7 @@ class GroupWorkflow:
             score = quick if self._group.group_scorer_at is RunAt.INLINE else scheduled
             try:
                 await score(act.SCORE_GROUP, act.ScoreGroup(key=self._group.key, members=valid), summary="score group")
-            except ActivityError as error:
+            except FailureError as error:
                 found = verdict(error)
                 if found is None:
                     raise

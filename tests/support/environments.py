@@ -1,0 +1,132 @@
+"""Environments of the workflow tests."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from atropos import (
+    EnvConfig,
+    Environment,
+    Episode,
+    Limits,
+    Message,
+    State,
+    Step,
+    Task,
+    group_reward,
+    metric,
+    reward,
+    stop,
+    tool,
+)
+from atropos.contracts.context import Context, Judge
+from pydantic import BaseModel
+
+
+class Where(EnvConfig):
+    folder: str = ""
+    """Where effects leave their marks."""
+    turns: int | None = None
+
+
+class Place(BaseModel):
+    at: int
+
+
+class Count(State):
+    calls: int = 0
+    seen: list[str] = []
+
+
+class Effects(Environment[Where, Count]):
+    """A tool with an effect outside that honours the key: one file a key, however often it is asked."""
+
+    limits = Limits(turns=10)
+
+    def task(self, split: str, index: int) -> Task[Place]:
+        return Task(data=Place(at={"train": 0, "eval": 1, "test": 2}[split] * 10**6 + index))
+
+    def prompt(self, task: Task[Place]) -> str:
+        return f"What is at {task.data.at}?"
+
+    @tool(run="inline")
+    def look(self, at: int, *, state: Count, ctx: Context) -> str:
+        """Look at a place."""
+        state.calls += 1
+        state.seen = [*state.seen, ctx.key]
+        mark = Path(self.config.folder) / f"{ctx.key}.effect"
+        try:
+            os.close(os.open(mark, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return f"{state.calls}: nothing at {at}."
+        return f"{state.calls}: nothing at {at}."
+
+    @reward(run="inline")
+    def answered(self, episode: Episode) -> float:
+        return float(episode.answer == "nothing")
+
+    @metric
+    def calls(self, state: Count) -> int:
+        return state.calls
+
+
+class Placed(Effects):
+    """Tools and scorers everywhere: in a process, in an activity, with state and without; a stop condition."""
+
+    @tool
+    def slow(self, at: int) -> str:
+        """Look from a process."""
+        return f"slow sees {at}"
+
+    @tool(run="activity")
+    async def far(self, at: int, *, state: Count) -> str:
+        """Look from an activity, with state."""
+        state.calls += 1
+        return f"far sees {at} after {state.calls}"
+
+    @tool(run="inline")
+    def broken(self) -> str:
+        """Raise."""
+        raise RuntimeError("the lens is cracked")
+
+    @reward(weight=0.5)
+    def scored_in_a_process(self, episode: Episode) -> float:
+        return float(len(episode.outcomes))
+
+    @stop
+    def enough(self, state: Count) -> bool:
+        return state.calls >= 5
+
+
+class Answers(Environment[Where, Count]):
+    """The environment answers: three messages, then done, a reward each."""
+
+    def task(self, split: str, index: int) -> Task[Place]:
+        return Task(data=Place(at={"train": 0, "eval": 1, "test": 2}[split] * 10**6 + index))
+
+    def prompt(self, task: Task[Place]) -> str:
+        return "Say something."
+
+    def step(self, state: Count, message: Message) -> Step:
+        state.calls += 1
+        return Step(f"You said {message.text}.", reward=0.25, done=state.calls == 3)
+
+    @reward(run="inline")
+    def total(self, episode: Episode) -> float:
+        return sum(episode.step_rewards)
+
+
+class Judged(Answers):
+    """Scored as a group."""
+
+    @group_reward(min_valid=2)
+    async def wins(self, episodes: Sequence[Episode], judge: Judge) -> list[float | None]:
+        return [float(position) for position, _ in enumerate(episodes)]
+
+
+class Faulty(Answers):
+    """Its reward raises."""
+
+    @reward(run="inline")
+    def bad(self, episode: Episode) -> float:
+        raise ZeroDivisionError("nothing to divide by")

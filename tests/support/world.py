@@ -1,0 +1,86 @@
+"""A small world for workflow tests: a Temporal namespace of its own, a database of its own, workers, an engine.
+
+Everything is real but the model's words.
+"""
+
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from atropos.activities.services import Services
+from atropos.cli.worker import AS_IT_IS, Replaced, serving
+from atropos.contracts.ids import EpisodeKey
+from atropos.contracts.queues import WORKFLOWS, WorkerRole
+from atropos.contracts.workflows import RUN_WORKFLOW, RunResult
+from atropos.settings import load_settings
+from atropos.workflows.plugin import AtroposPlugin
+from temporalio.api.workflowservice.v1 import RegisterNamespaceRequest
+from temporalio.client import Client, WorkflowHandle, WorkflowHistory
+
+from . import environments
+from .scripted import ScriptedEngine
+
+ROLES = tuple(WorkerRole)
+ENVIRONMENTS = Path(environments.__file__)
+
+
+async def new_namespace(address: str) -> Client:
+    """A client of a namespace that nobody else uses."""
+    name = f"test-{uuid.uuid4().hex[:12]}"
+    first = await Client.connect(address)
+    request = RegisterNamespaceRequest(namespace=name)
+    request.workflow_execution_retention_period.FromTimedelta(timedelta(days=30))
+    await first.workflow_service.register_namespace(request)
+    return await Client.connect(address, namespace=name, plugins=[AtroposPlugin()])
+
+
+@dataclass
+class World:
+    """What a test needs to start runs and look at them."""
+
+    client: Client
+    database: str
+    engine: ScriptedEngine
+    settings: dict[str, Any] = field(default_factory=lambda: {"shutdown_grace_s": 1.0, "tool_processes": 1})
+
+    @asynccontextmanager
+    async def workers(
+        self, roles: Sequence[WorkerRole] = ROLES, replaced: Replaced = AS_IT_IS
+    ) -> AsyncIterator[Services]:
+        """Workers in this process."""
+        settings = load_settings(**self.settings)
+        async with serving(self.client, self.database, settings, roles, replaced) as services:
+            yield services
+
+    def document(self, name: str, *, environment: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+        """A run file over one of the test environments: two groups of two unless changed."""
+        chosen = {"id": f"{ENVIRONMENTS}:{name}", "group_size": 2, **(environment or {})}
+        return {
+            "name": "test",
+            "model": {"path": str(self.engine.model)},
+            "engines": [{"kind": "dev", "url": self.engine.url, "concurrency": 16}],
+            "environments": [chosen],
+            "budget": {"groups": 2},
+            **changes,
+        }
+
+    async def start(self, document: Any, run_id: str | None = None) -> "WorkflowHandle[Any, RunResult]":
+        return await self.client.start_workflow(
+            RUN_WORKFLOW,
+            document,
+            id=run_id or f"run/test-{uuid.uuid4().hex[:6]}",
+            task_queue=WORKFLOWS,
+            result_type=RunResult,
+        )
+
+    async def run(self, document: Any) -> RunResult:
+        """Start a run and wait for its end."""
+        result: RunResult = await (await self.start(document)).result()
+        return result
+
+    async def history(self, key: EpisodeKey) -> WorkflowHistory:
+        return await self.client.get_workflow_handle(key.workflow_id).fetch_history()
