@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from atropos import (
@@ -54,11 +55,9 @@ class Effects(Environment[Where, Count]):
         """Look at a place."""
         state.calls += 1
         state.seen = [*state.seen, ctx.key]
-        mark = Path(self.config.folder) / f"{ctx.key}.effect"
-        try:
-            os.close(os.open(mark, os.O_CREAT | os.O_EXCL))
-        except FileExistsError:
-            return f"{state.calls}: nothing at {at}."
+        if self.config.folder:
+            with suppress(FileExistsError):
+                os.close(os.open(Path(self.config.folder) / f"{ctx.key}.effect", os.O_CREAT | os.O_EXCL))
         return f"{state.calls}: nothing at {at}."
 
     @reward(run="inline")
