@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
+from pydantic import ValidationError
+
 from ..contracts.messages import ImagePart, Message, Role, ToolCall, ToolSpec
 from ..contracts.runfile import ModelConfig
 
@@ -61,7 +63,7 @@ class TokenRenderer:
             with self._lock:
                 ids = self._renderer.render_ids(plain, tools=_plain_tools(tools), add_generation_prompt=True)
         except Exception as error:
-            raise TokensError(f"the {self.name} format cannot render these messages: {error}") from error
+            raise TokensError(f"the {self.name} format cannot render these messages: {_short(error)}") from error
         return list(ids)
 
     def extend(
@@ -87,7 +89,7 @@ class TokenRenderer:
                     tools=_plain_tools(tools),
                 )
         except Exception as error:
-            raise TokensError(f"the {self.name} format cannot render these messages: {error}") from error
+            raise TokensError(f"the {self.name} format cannot render these messages: {_short(error)}") from error
         ids = None if bridged is None else list(bridged.token_ids)
         if ids is None or len(ids) <= len(before) or ids[: len(before)] != before:
             return None
@@ -183,7 +185,9 @@ def _load(model: ModelConfig) -> TokenRenderer:
         if getattr(renderer, "config", None) is not None:
             name = renderer.config.name
     except Exception as error:
-        raise TokensError(f"model.renderer: {name!r} does not fit the tokenizer of {model.path}: {error}") from error
+        raise TokensError(
+            f"model.renderer: {name!r} does not fit the tokenizer of {model.path}: {_short(error)}"
+        ) from error
     if name == "default" and not getattr(tokenizer, "chat_template", None):
         raise TokensError(
             f"model.renderer: {model.path} has no chat template and is in no table; name its format, e.g. qwen3"
@@ -241,18 +245,26 @@ def _load_tokenizer(model: ModelConfig, folder: Path) -> Any:
             return PreTrainedTokenizerFast.from_pretrained(source, **revision)
     except Exception as error:
         if local:
-            raise TokensError(f"model.path: the tokenizer in {model.path} cannot be read: {error}") from error
+            raise TokensError(f"model.path: the tokenizer in {model.path} cannot be read: {_short(error)}") from error
     try:
         from transformers import AutoTokenizer
 
         return AutoTokenizer.from_pretrained(source, trust_remote_code=False, **revision)
     except Exception as error:
-        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        first = _short(error)
         if local:
             raise TokensError(f"model.path: the folder {model.path} has no tokenizer: {first}") from error
         raise TokensError(
             f"model.path: {model.path} is neither a folder here nor a model the hub gives us: {first}"
         ) from error
+
+
+def _short(error: Exception) -> str:
+    """The gist of another library's error on one line."""
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False)[0]
+        return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def _is_local(path: str, folder: Path) -> bool:
