@@ -80,7 +80,8 @@ class Store:
 async def open_store(url: str, *, pool_size: int = MAX_POOL, prepare: bool = True) -> Store:
     """Connect once to see that it works, and return the store.
 
-    `prepare`: let the server keep prepared statements in its sessions; faster, but not through PgBouncer.
+    `prepare`: let the server keep prepared statements (and their planner's setting) in its sessions; faster, but not
+    through PgBouncer.
     Raises StoreUnreachable, or StoreError for an unusable URL or a Postgres older than 15.
     """
     if not 1 <= pool_size <= MAX_POOL:
@@ -93,11 +94,7 @@ async def open_store(url: str, *, pool_size: int = MAX_POOL, prepare: bool = Tru
         pool_size=pool_size,
         max_overflow=0,
         pool_use_lifo=True,
-        connect_args={
-            "prepare_threshold": 0 if prepare else None,
-            "connect_timeout": int(str(parsed.query.get("connect_timeout", CONNECT_TIMEOUT_S))),
-            "application_name": str(parsed.query.get("application_name", "atropos")),
-        },
+        connect_args=_connect_args(parsed, prepare),
     )
     store = Store(pool)
     try:
@@ -111,6 +108,18 @@ async def open_store(url: str, *, pool_size: int = MAX_POOL, prepare: bool = Tru
         await store.close()
         raise
     return store
+
+
+def _connect_args(url: URL, prepare: bool) -> dict[str, Any]:
+    arguments: dict[str, Any] = {
+        "prepare_threshold": 0 if prepare else None,
+        "connect_timeout": int(str(url.query.get("connect_timeout", CONNECT_TIMEOUT_S))),
+        "application_name": str(url.query.get("application_name", "atropos")),
+    }
+    if prepare:
+        # A plan made while a table is small is kept while it grows; with this cost it is an index scan from the start.
+        arguments["options"] = f"{url.query.get('options', '')} -c random_page_cost=1.1".strip()
+    return arguments
 
 
 def parse_url(url: str) -> URL:
