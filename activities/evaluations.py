@@ -19,7 +19,7 @@ from ..contracts.activities import (
 from ..contracts.reasons import FailureKind
 from ..contracts.records import NewGroup
 from ..contracts.runfile import EvalSet, RunConfig
-from ..contracts.states import OPEN_GROUPS, EvaluationState, RunState
+from ..contracts.states import EvaluationState, RunState
 from ..db.admission import insert_evaluation_groups
 from ..db.evaluations import evaluation_groups, finish_evaluation, start_evaluation
 from ..db.groups import GroupRow
@@ -67,8 +67,7 @@ class EvaluationActivities:
         row = await get_run(store, request.run_id)
         if row is None or row.state in ENDED:
             return EvaluationPage()
-        groups = await evaluation_groups(store, request.run_id, request.name)
-        waiting = [group for group in groups if group.state in OPEN_GROUPS]
+        waiting = await evaluation_groups(store, request.run_id, request.name)
         fresh = [group for group in waiting if group.key.group_no not in set(request.running)]
         if row.state is RunState.PAUSED:
             return EvaluationPage(open=len(waiting))

@@ -32,7 +32,7 @@ from ..contracts.runfile import EnvironmentConfig, RunConfig, RunFileError, pars
 from ..contracts.states import GroupState, RunState
 from ..db.engines import put_engines
 from ..db.errors import RunExists
-from ..db.groups import GroupRow, close_group, open_groups
+from ..db.groups import GroupRow, close_group, fail_orphans, open_groups
 from ..db.runs import NewEnvironment, create_run, get_run, set_run_state, set_waiting, tune_run
 from ..environments.faults import EnvironmentProblem
 from ..environments.loaded import LoadedEnvironment
@@ -133,11 +133,18 @@ class RunActivities:
             if status is None and row.state not in ENDED:
                 starts.append(await self._start(row.config, group))
             elif status is not WorkflowExecutionStatus.RUNNING:
-                kind = FailureKind.CANCELLED if row.state in ENDED else FailureKind.INFRASTRUCTURE
-                word = "was lost" if status is None else f"ended as {status.name.lower()} without closing it"
-                await close_group(services.store, group.key, [], GroupState.FAILED, kind, f"its workflow {word}")
+                await self._close_orphan(row.state, group, status)
                 closed += 1
         return Reconciled(started=tuple(starts), closed=closed)
+
+    async def _close_orphan(self, run: RunState, group: GroupRow, status: WorkflowExecutionStatus | None) -> None:
+        """Close a group that no workflow will close. The task is not to blame and stays in the draw."""
+        store = self._services.store
+        if run in ENDED:
+            await close_group(store, group.key, [], GroupState.FAILED, FailureKind.CANCELLED, f"the run is {run}")
+        else:
+            word = "was lost" if status is None else f"ended as {status.name.lower()} without closing it"
+            await fail_orphans(store, [group.key], f"its workflow {word}")
 
     @activity.defn(name=SET_RUN_STATE.name)
     @entered

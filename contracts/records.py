@@ -60,7 +60,7 @@ class TurnRecord:
                 f"turn {self.turn}: {len(self.sampled)} sampled ids, {len(self.logprobs)} logprobs and "
                 f"{len(self.mask)} mask entries; they must be equally many"
             )
-        if not all(math.isfinite(value) for value in self.logprobs):
+        if not all(map(math.isfinite, self.logprobs)):
             raise BadRecord(f"turn {self.turn}: a logprob is not finite")
         position = 0
         for span in self.spans:
