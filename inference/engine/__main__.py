@@ -5,6 +5,7 @@ the address is bound first, so that a taken port costs nothing. Exit code 1: sam
 """
 
 import argparse
+import contextlib
 import gc
 import importlib.util
 import ipaddress
@@ -13,14 +14,8 @@ import socket
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    pass
 
 NEEDED = ("torch", "transformers", "safetensors", "starlette", "uvicorn")
-KEEP_ALIVE_S = 75
-"""Longer than any client's pool keeps an idle connection, so that it is never the server that closes first."""
 
 
 class Refused(Exception):
@@ -109,7 +104,6 @@ def _serve(arguments: argparse.Namespace, listener: socket.socket) -> int:
     # slower. Read by OpenMP when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     import torch
-    import uvicorn
     from transformers.utils import logging
 
     logging.set_verbosity_error()
@@ -119,7 +113,7 @@ def _serve(arguments: argparse.Namespace, listener: socket.socket) -> int:
         from .chat import load_chat
         from .loading import limits, load, pick_device
         from .scheduler import Engine
-        from .server import Served, create_app
+        from .server import Served, Server, create_app
     except ImportError as error:
         raise Refused(f"This transformers does not fit the dev engine ({error}); install 5.24 or newer.") from error
     from .journal import Journal
@@ -137,30 +131,26 @@ def _serve(arguments: argparse.Namespace, listener: socket.socket) -> int:
     except OSError as error:
         raise Refused(f"The journal {arguments.journal} cannot be opened: {error.strerror}.") from error
 
-    servers: list[uvicorn.Server] = []
-    died: list[bool] = []
+    servers: list[Server] = []
+    died: list[str] = []
 
-    def on_fatal() -> None:
-        died.append(True)
+    def on_fatal(reason: str) -> None:
+        died.append(reason)
         for server in servers:
             server.should_exit = True
 
     engine = Engine(loaded.model, arguments.model, sizes, loaded.context, loaded.eos_ids, journal, on_fatal)
     served = Served(engine, load_chat(arguments.model), arguments.served_model_name, _version())
-    config = uvicorn.Config(
-        create_app(served, arguments.token),
-        log_level="warning",
-        access_log=False,
-        timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=3,
-    )
-    servers.append(uvicorn.Server(config))
+    servers.append(Server(create_app(served, arguments.token), engine))
     # What is alive now stays; collections then look at requests only.
     gc.collect()
     gc.freeze()
     host, port = listener.getsockname()[:2]
     print(f"Serving {arguments.served_model_name} at http://{host}:{port} on {device}.", flush=True)
-    servers[0].run(sockets=[listener])
+    with contextlib.suppress(KeyboardInterrupt):
+        servers[0].run(sockets=[listener])
+    if died:
+        print(f"Sampling died, so the engine stopped. {died[0]}", file=sys.stderr)
     return 1 if died else 0
 
 

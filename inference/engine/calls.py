@@ -46,6 +46,8 @@ class Call:
     finish_reason: str | None = None
     stop_reason: int | None = None
     error: str | None = None
+    error_status: int = 500
+    """What HTTP says of `error`."""
     feeds: int = 0
     """How often the call was handed to the batcher: once, and once more after each pause."""
 

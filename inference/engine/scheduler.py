@@ -25,6 +25,7 @@ from .wire import ApiError, SamplingParams
 FIRST_VERSION = "default"
 """What vLLM calls the weights it was started with."""
 UNVERSIONED = "unversioned"
+SHUTTING_DOWN = "The engine is shutting down."
 
 PauseMode = Literal["abort", "wait", "keep"]
 
@@ -49,9 +50,9 @@ class Engine:
         context: int,
         eos_ids: frozenset[int],
         journal: Journal,
-        on_fatal: Callable[[], None],
+        on_fatal: Callable[[str], None],
     ) -> None:
-        """`context`: longest prompt plus completion. `on_fatal` is called once if sampling dies."""
+        """`context`: longest prompt plus completion. `on_fatal` is told why if sampling dies."""
         self.incarnation = str(uuid.uuid4())
         self.context = context
         self.totals = Totals()
@@ -66,6 +67,7 @@ class Engine:
         self._calls: dict[Call, None] = {}
         self._numbers = 0
         self._running = False
+        self._closed = False
         self._control = asyncio.Lock()
         self._idle = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -76,11 +78,16 @@ class Engine:
         self._running = True
 
     async def close(self) -> None:
-        """Stop sampling; calls in flight end as aborted."""
+        """Stop sampling for good; calls in flight fail with 503, so that their callers go elsewhere."""
+        self._closed = True
+        for call in self._calls:
+            call.error, call.error_status = SHUTTING_DOWN, 503
+            call.changed.set()
+        self._calls.clear()
+        self._idle.set()
         async with self._control:
             if self._running:
                 await self._halt()
-            self._abort_all()
         self._journal.close()
 
     @property
@@ -154,7 +161,7 @@ class Engine:
     async def resume(self) -> None:
         """Go on: every waiting call is computed from its first token under the present weights."""
         async with self._control:
-            if self._running:
+            if self._running or self._closed:
                 return
             self._batcher.start()
             self._running = True
@@ -186,6 +193,8 @@ class Engine:
             return await asyncio.to_thread(weights.checksums, self._model)
 
     def _refuse_impossible(self, prompt: list[int], request_id: str | None) -> None:
+        if self._closed:
+            raise ApiError(503, SHUTTING_DOWN)
         if not self.healthy:
             raise ApiError(503, "The engine's sampling loop has died; it is shutting down.")
         if not prompt:
@@ -202,7 +211,7 @@ class Engine:
     async def _drain(self) -> None:
         """Stop feeding, let what was fed end, then halt."""
         self._running = False
-        while self._batcher.calls and self._batcher.alive:
+        while self._batcher.calls and self._batcher.alive and not self._closed:
             self._idle.clear()
             await self._idle.wait()
         await self._halt()
@@ -244,13 +253,14 @@ class Engine:
                 self.totals.finished[call.finish_reason or "error"] += 1
             call.changed.set()
         self._note_idle()
-        if any(call.error for call in news):
-            self._loop_check()
+        failures = [call.error for call in news if call.error is not None]
+        if failures and self._loop is not None:
+            # A failed call may mean that sampling died; its thread has ended a moment later if so.
+            self._loop.call_later(0.5, self._notice_death, failures[0])
 
-    def _loop_check(self) -> None:
-        """A failed call may mean that sampling died: see shortly after, when its thread has ended."""
-        if self._loop is not None:
-            self._loop.call_later(0.5, lambda: None if self.healthy else self._on_fatal())
+    def _notice_death(self, reason: str) -> None:
+        if not self.healthy:
+            self._on_fatal(reason)
 
     def _note_idle(self) -> None:
         if not self._batcher.calls:

@@ -1,5 +1,6 @@
 """Bad input: one sentence that says what to do, and nothing half-started."""
 
+import asyncio
 import json
 import socket
 import subprocess
@@ -15,7 +16,7 @@ from atropos.inference.engine.loading import limits, load
 from atropos.inference.engine.scheduler import Engine
 from atropos.inference.engine.server import Served, create_app
 from atropos.tests.inference.conformance import Target
-from atropos.tests.inference.engine.conftest import Running
+from atropos.tests.inference.engine.conftest import Running, engine_process
 
 
 def test_a_taken_port_is_named_before_anything_is_loaded(weights: tuple[Path, Path]) -> None:
@@ -65,7 +66,7 @@ def test_what_cannot_be_served_is_refused_in_a_sentence(
 
 async def test_a_token_opens_every_route(weights: tuple[Path, Path]) -> None:
     loaded = load(weights[0], torch.device("cpu"), "float32", 64)
-    engine = Engine(loaded.model, weights[0], limits(loaded, 4, 16), 64, loaded.eos_ids, Journal(None), lambda: None)
+    engine = Engine(loaded.model, weights[0], limits(loaded, 4, 16), 64, loaded.eos_ids, Journal(None), print)
     app = create_app(Served(engine, None, "policy", "0"), token="s3cret")
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://engine") as client:
         assert (await client.get("/health")).status_code == 200
@@ -124,6 +125,21 @@ async def test_control_that_is_not_understood_is_refused(
     answer = await client.post(path, content=None if body is None else json.dumps(body))
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["message"]
+
+
+async def test_a_shutdown_fails_waiting_calls_at_once(weights: tuple[Path, Path], tmp_path: Path) -> None:
+    with engine_process(weights[0], tmp_path / "journal") as ending:
+        async with httpx.AsyncClient(base_url=ending.url, timeout=60.0) as client:
+            await client.post("/pause?mode=keep")
+            body = {"model": "policy", "token_ids": [1]}
+            waiting = asyncio.create_task(client.post("/inference/v1/generate", json=body))
+            while (await client.get("/load")).json() != {"server_load": 1}:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            ending.process.terminate()
+            answer = await waiting
+        assert answer.status_code == 503
+        assert "shutting down" in answer.json()["error"]["message"]
+        await asyncio.to_thread(ending.process.wait, 30)
 
 
 async def test_the_engine_still_serves(engine: Running, client: httpx.AsyncClient) -> None:
