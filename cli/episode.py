@@ -87,8 +87,6 @@ async def load_shown(store: "Store", row: "RunRow", key: EpisodeKey) -> "Shown":
 
     group = await load_group(store, key.group)
     facts = await load_episode(store, key)
-    if group is None:
-        raise CommandError(f"There is no group {key.group_no} in {key.run_id}; `atropos run show` counts them.")
     if facts is None:
         raise CommandError(f"There is no episode {key.workflow_id}: {_what_there_is(group)}.")
     return Shown(row, facts, tuple(await episode_scores(store, key)), await _reason(store, key))

@@ -152,7 +152,7 @@ def _legend(console: Console) -> None:
     parts: list[Any] = ["Tokens: ", ("given", _GIVEN), ", sampled with probability "]
     for least, style in _SHADES:
         parts += [(f"≥ {least:g}" if least else "below", style), ", "]
-    console.print(Text.assemble(*parts, ("not trained on", _UNTRAINED)))
+    console.print(Text.assemble(*parts, ("not trained on", _UNTRAINED)), soft_wrap=True)
 
 
 def _decoder(model: ModelConfig) -> Decode:

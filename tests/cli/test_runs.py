@@ -1,0 +1,190 @@
+"""Runs from the command line, against real Temporal, Postgres and workers; only the model's words are scripted."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from atropos.cli.main import app
+from atropos.environments.registry import load
+from typer.testing import CliRunner, Result
+
+from ..support.scripted import make_model, scripted_engine
+from ..support.world import ENVIRONMENTS, World, new_namespace
+
+Atropos = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+async def world(
+    temporal_address: str, database_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[World]:
+    tools = load(f"{ENVIRONMENTS}:Answers").spec.tool_specs()
+    model = make_model(tmp_path_factory.mktemp("model"), tools)
+    async with scripted_engine(model, lambda prompt, turn: f"\x1b[31mturn {turn}") as engine:
+        yield World(await new_namespace(temporal_address), database_url, engine)
+
+
+@pytest.fixture
+def atropos(world: World, temporal_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Atropos:
+    """Run a command as a person would; the answer is (exit code, stdout, stderr)."""
+    monkeypatch.setenv("TEMPORAL_ADDRESS", temporal_address)
+    monkeypatch.setenv("TEMPORAL_NAMESPACE", world.client.namespace)
+    monkeypatch.setenv("DATABASE_URL", world.database)
+    monkeypatch.setenv("ATROPOS_HOME", str(tmp_path / "home"))
+
+    async def run(*arguments: str) -> tuple[int, str, str]:
+        result: Result = await asyncio.to_thread(CliRunner().invoke, app, list(arguments))
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result.exit_code, result.stdout, result.stderr
+
+    return run
+
+
+@pytest.fixture
+def run_file(world: World, tmp_path: Path) -> Path:
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(world.document("Answers")))
+    return path
+
+
+async def until(ask: Callable[[], Any], words: str) -> str:
+    """The first answer that contains `words`."""
+    async with asyncio.timeout(30):
+        while words not in (answer := await ask()):  # noqa: ASYNC110 - only asking again tells
+            await asyncio.sleep(0.1)
+    return str(answer)
+
+
+async def test_a_run_is_started_watched_and_read(world: World, atropos: Atropos, run_file: Path) -> None:
+    async with world.workers():
+        code, out, err = await atropos("run", "start", "-f", str(run_file), "--id", "whole", "--wait")
+    assert (code, out) == (0, "run/whole\n"), err
+    assert "4 of 4 episodes" in err
+    assert "completed" in err
+
+    code, out, err = await atropos("run", "show", "whole", "--json")
+    facts = json.loads(out)
+    assert (code, facts["run"], facts["state"]) == (0, "run/whole", "completed")
+    assert (facts["turns"], facts["episodes"]["train"]["scored"]) == (12, 4)
+    assert facts["episodes"]["train"]["mean_reward"] == 0.75
+    code, out, _ = await atropos("run", "show", "whole")
+    assert "4 done episodes; mean reward 0.750 over 4 scored; stopped: 4 done" in out
+    code, out, _ = await atropos("run", "list")
+    assert "run/whole" in out
+    assert "run/whole" in [run["run"] for run in json.loads((await atropos("run", "list", "--json"))[1])]
+    assert await atropos("run", "why", "whole") == (0, "run/whole: It is completed.\n", "")
+
+    code, page, _ = await atropos("episode", "show", "whole", "1", "0", "--tokens")
+    assert (code, "\x1b" in page) == (0, False)
+    assert "  assistant  ␛[31mturn 2" in page
+    assert "\n␛[31mturn 2<|im_end|>" in page
+    assert "user  Say something." in page
+    assert "Reward: 0.75" in page
+    code, out, _ = await atropos("episode", "show", "run/whole/group/1/episode/0", "--json")
+    assert [len(json.loads(out)["turns"]), json.loads(out)["reward"]] == [3, 0.75]
+
+
+async def test_what_does_not_exist_is_said_in_one_sentence(world: World, atropos: Atropos, run_file: Path) -> None:
+    async with world.workers():
+        assert (await atropos("run", "start", "-f", str(run_file), "--id", "known", "--wait"))[0] == 0
+    for arguments, sentence in (
+        (("run", "show", "knwon"), "There is no run 'knwon'; did you mean run/known?"),
+        (("episode", "show", "known", "7", "0"), "There is no group run/known/group/7 in the store."),
+        (("episode", "show", "known", "0", "9"), "group 0 has 2 episodes, started: 0, 1."),
+        (("episode", "show", "known", "0", "0", "5"), "group 0 has 2 episodes, started: 0, 1."),
+        (("episode", "show", "known"), "'known' is no episode id; it looks like run/NAME/group/12/episode/3"),
+        (("run", "start", "-f", str(run_file), "--id", "known"), "There is a run called run/known already"),
+        (("run", "pause", "known"), "run/known is completed and cannot be changed any more."),
+        (("run", "cancel", "known"), "run/known is completed already."),
+        (("run", "weights", "known", "Answers"), "'Answers' is no LABEL=WEIGHT"),
+        (("run", "weights", "known", "Answers=0"), "with a weight above 0"),
+    ):
+        code, out, err = await atropos(*arguments)
+        assert (code, out, err.count("\n")) == (1, "", 1), (arguments, out, err)
+        assert err.startswith("atropos: ")
+        assert sentence in err, (arguments, err)
+
+
+async def test_a_run_is_steered_while_it_waits(world: World, atropos: Atropos, run_file: Path) -> None:
+    world.engine.down = True
+    try:
+        async with world.workers():
+            code, out, _ = await atropos("run", "start", "-f", str(run_file), "--id", "steered")
+            assert (code, out) == (0, "run/steered\n")
+            await until(lambda: why(atropos, "steered"), "It waits: no engine answers")
+
+            assert await atropos("run", "pause", "steered", "--reason", "lunch") == (0, "run/steered is paused.\n", "")
+            await until(lambda: why(atropos, "steered"), "It is paused: lunch. `atropos run resume` goes on.")
+            assert (await atropos("run", "resume", "steered"))[1] == "run/steered is running.\n"
+            assert (await atropos("run", "concurrency", "steered", "3"))[0] == 0
+            assert (await atropos("run", "weights", "steered", "Answers=2.5"))[0] == 0
+            facts = json.loads((await atropos("run", "show", "steered", "--json"))[1])
+            assert (facts["concurrency"], facts["environments"]) == (3, {"Answers": 2.5})
+            code, _, err = await atropos("run", "weights", "steered", "Anwsers=2")
+            assert code == 1
+            assert "Anwsers" in err
+
+            assert (await atropos("run", "cancel", "steered"))[1] == "run/steered is cancelled.\n"
+            assert "It is cancelled: cancelled by a person." in await why(atropos, "steered")
+    finally:
+        world.engine.down = False
+
+
+async def test_a_run_that_nobody_works_on_says_so_and_can_be_cancelled(
+    world: World, atropos: Atropos, run_file: Path
+) -> None:
+    world.engine.down = True
+    try:
+        async with world.workers():
+            assert (await atropos("run", "start", "-f", str(run_file), "--id", "alone"))[0] == 0
+    finally:
+        world.engine.down = False
+    await world.client.get_workflow_handle("run/alone").terminate("the server was lost")
+    said = await why(atropos, "alone")
+    assert "Its workflow is terminated; a worker that starts takes the run up again." in said
+    code, out, err = await atropos("run", "pause", "alone")
+    assert (code, out) == (1, "")
+    assert "run/alone cannot be reached. Its workflow is terminated" in err
+    code, out, err = await atropos("run", "cancel", "alone", "--reason", "enough")
+    assert (code, out) == (0, "run/alone is cancelled.\n")
+    assert "nothing of it buys another token" in err
+    assert "It is cancelled: enough." in await why(atropos, "alone")
+
+
+async def test_a_run_that_a_worker_refuses_is_refused_at_once(world: World, atropos: Atropos, run_file: Path) -> None:
+    async with world.workers():
+        change = "environments.0.args.wrong=1"
+        code, out, err = await atropos("run", "start", "-f", str(run_file), "--id", "bad", "--set", change)
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert err.startswith("atropos: run/bad failed: environment")
+    assert "unknown argument 'wrong'" in err
+    assert "run/bad" not in (await atropos("run", "list"))[1]
+
+
+async def test_check_shows_the_run_and_starts_nothing(world: World, atropos: Atropos, run_file: Path) -> None:
+    code, out, err = await atropos("run", "check", "-f", str(run_file))
+    assert code == 0, err
+    assert "temperature: 1.0" in out
+    assert out.count("Answers, task ") == 3
+    assert "Say something." in out
+    assert "▸ the model speaks" in out
+    assert "The run ends after 2 groups" in out
+    for change, sentence in (
+        ("environments.0.id=calculater", "did you mean 'calculator'?"),
+        ("environments.0.args.wrong=1", "unknown argument 'wrong'"),
+        ("model.path=/nowhere/at/all", "model.path: the folder /nowhere/at/all does not exist"),
+        ("model.renderer=qwen33", "no chat format is called 'qwen33'; did you mean 'qwen3'?"),
+    ):
+        code, out, err = await atropos("run", "check", "-f", str(run_file), "--set", change)
+        assert (code, out, err.count("\n")) == (1, "", 1), err
+        assert sentence in err
+
+
+async def why(atropos: Atropos, run: str) -> str:
+    code, out, err = await atropos("run", "why", run)
+    assert (code, err) == (0, ""), err
+    return str(out)
