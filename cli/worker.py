@@ -59,8 +59,10 @@ class Replaced:
 AS_IT_IS = Replaced()
 
 
-def worker_of(role: WorkerRole, services: Services, settings: Settings, replaced: Replaced = AS_IT_IS) -> Worker:
-    """The Temporal worker of one role."""
+def worker_of(
+    role: WorkerRole, services: Services, settings: Settings, replaced: Replaced = AS_IT_IS, queue: str | None = None
+) -> Worker:
+    """The Temporal worker of one role, on its own queue or on one that authors of tools named."""
     slots = {
         WorkerRole.WORKFLOWS: 1,
         WorkerRole.CONTROL: settings.max_control_calls,
@@ -70,7 +72,7 @@ def worker_of(role: WorkerRole, services: Services, settings: Settings, replaced
     serves_workflows = role is WorkerRole.WORKFLOWS
     return Worker(
         services.client,
-        task_queue=QUEUE_OF[role],
+        task_queue=queue or QUEUE_OF[role],
         workflows=replaced.workflows if serves_workflows else (),
         activities=activities_of(role, services),
         interceptors=replaced.interceptors,
@@ -104,6 +106,8 @@ async def serving(
         stack.push_async_callback(services.close)
         for role in roles:
             await stack.enter_async_context(worker_of(role, services, settings, replaced))
+        for queue in queues:
+            await stack.enter_async_context(worker_of(WorkerRole.TOOLS, services, settings, replaced, queue))
         if WorkerRole.CONTROL in roles:
             for run_id in await resume_runs(services):
                 _log.info("run %s goes on: Temporal did not know it any more", run_id)
@@ -123,19 +127,19 @@ async def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     client = await connect(temporal)
-    async with serving(client, database, settings, roles, replaced):
+    async with serving(client, database, settings, roles, replaced, queues):
         if settings.ready_file is not None:
             settings.ready_file.touch()
         await stop.wait()
         _log.info("stopping: what is running has %.0f s to finish", settings.shutdown_grace_s)
 
 
-def run_worker(settings: Settings, roles: Sequence[WorkerRole]) -> None:
+def run_worker(settings: Settings, roles: Sequence[WorkerRole], queues: Sequence[str] = ()) -> None:
     """Serve with the addresses that settings, a running stack or a found server give; else embedded parts."""
     addresses = resolve_addresses(settings)
     temporal, database = addresses.temporal.value, addresses.database.value
     if temporal is not None and database is not None:
-        asyncio.run(serve(settings, roles, temporal, database.get_secret_value()))
+        asyncio.run(serve(settings, roles, temporal, database.get_secret_value(), queues=queues))
         return
     options = StackOptions(temporal=temporal is None, postgres=database is None, workers=False)
     missing = " and ".join(name for name, value in (("Temporal", temporal), ("Postgres", database)) if value is None)
@@ -147,7 +151,7 @@ def run_worker(settings: Settings, roles: Sequence[WorkerRole]) -> None:
             raise StackError("The embedded Postgres gave no address; see its log.")
         if running.temporal_ui is not None:
             typer.echo(f"Temporal: {temporal}, pages at {running.temporal_ui}", err=True)
-        asyncio.run(serve(settings, roles, temporal, url.get_secret_value()))
+        asyncio.run(serve(settings, roles, temporal, url.get_secret_value(), queues=queues))
 
 
 def _roles(text: str) -> list[WorkerRole]:
@@ -162,6 +166,9 @@ def _roles(text: str) -> list[WorkerRole]:
 
 def command(
     roles: Annotated[str, typer.Option(help="Comma-separated: workflows, control, model, tools, or all.")] = "all",
+    queues: Annotated[
+        list[str] | None, typer.Option("--queue", help="A queue that tools name (queue=…) to serve besides.")
+    ] = None,
     imports: Annotated[
         list[str] | None, typer.Option("--import", help="A module that registers environments; may be repeated.")
     ] = None,
@@ -175,7 +182,7 @@ def command(
             sys.path.append(str(Path.cwd()))
         for name in imports or ():
             importlib.import_module(name)
-        run_worker(settings, chosen)
+        run_worker(settings, chosen, queues or ())
     except USER_ERRORS as error:
         typer.echo(f"atropos-worker: {error}", err=True)
         raise typer.Exit(1) from None
