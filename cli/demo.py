@@ -22,7 +22,7 @@ from . import access
 from .errors import CommandError
 from .stack.options import StackOptions
 from .stack.render import show_progress
-from .stack.running import RunningStack, running_stack
+from .stack.running import AlreadyRunning, RunningStack, running_stack
 
 if TYPE_CHECKING:
     from ..db.store import Store
@@ -51,9 +51,14 @@ def command(
     policy = tiny_policy(settings.home, seed)
     console.print(Text("Starting Temporal, Postgres, an engine and workers …"))
     home = settings.home / "demo"
-    with running_stack(home, StackOptions(engine_model=policy), progress=show_progress(console)) as stack:
-        config = demo_run(policy, stack.engine_url or "", episodes, seed)
-        report = asyncio.run(_play(stack, config, console, None if json_only else Console()))
+    try:
+        with running_stack(home, StackOptions(engine_model=policy), progress=show_progress(console)) as stack:
+            config = demo_run(policy, stack.engine_url or "", episodes, seed)
+            report = asyncio.run(_play(stack, config, console, None if json_only else Console()))
+    except AlreadyRunning:
+        raise CommandError(
+            f"A demo runs in {home} already; wait for its end, or stop it with `ATROPOS_HOME={home} atropos down`."
+        ) from None
     if not json_only:
         _say_where(home, report, Console())
     typer.echo(json.dumps(report.line()))
