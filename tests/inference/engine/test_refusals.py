@@ -16,7 +16,7 @@ from atropos.inference.engine.loading import limits, load
 from atropos.inference.engine.scheduler import Engine
 from atropos.inference.engine.server import Served, create_app
 from atropos.tests.inference.conformance import Target
-from atropos.tests.inference.engine.conftest import Running, engine_process
+from atropos.tests.inference.engine.conftest import Running, engine_here
 
 
 def test_a_taken_port_is_named_before_anything_is_loaded(weights: tuple[Path, Path]) -> None:
@@ -127,19 +127,17 @@ async def test_control_that_is_not_understood_is_refused(
     assert answer.json()["error"]["message"]
 
 
-async def test_a_shutdown_fails_waiting_calls_at_once(weights: tuple[Path, Path], tmp_path: Path) -> None:
-    with engine_process(weights[0], tmp_path / "journal") as ending:
-        async with httpx.AsyncClient(base_url=ending.url, timeout=60.0) as client:
-            await client.post("/pause?mode=keep")
-            body = {"model": "policy", "token_ids": [1]}
-            waiting = asyncio.create_task(client.post("/inference/v1/generate", json=body))
-            while (await client.get("/load")).json() != {"server_load": 1}:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-            ending.process.terminate()
-            answer = await waiting
-        assert answer.status_code == 503
-        assert "shutting down" in answer.json()["error"]["message"]
-        await asyncio.to_thread(ending.process.wait, 30)
+async def test_a_shutdown_fails_waiting_calls_at_once(weights: tuple[Path, Path]) -> None:
+    async with engine_here(weights[0], None) as (server, client):
+        await client.post("/pause?mode=keep")
+        body = {"model": "policy", "token_ids": [1]}
+        waiting = asyncio.create_task(client.post("/inference/v1/generate", json=body))
+        while (await client.get("/load")).json() != {"server_load": 1}:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        server.should_exit = True
+        answer = await waiting
+    assert answer.status_code == 503
+    assert "shutting down" in answer.json()["error"]["message"]
 
 
 async def test_the_engine_still_serves(engine: Running, client: httpx.AsyncClient) -> None:
