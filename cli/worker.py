@@ -91,7 +91,8 @@ async def serving(
     database: str,
     settings: Settings,
     roles: Sequence[WorkerRole],
-    replaced: Replaced = Replaced(),
+    replaced: Replaced = AS_IT_IS,
+    queues: Sequence[str] = (),
 ) -> AsyncIterator[Services]:
     """Check everything, then serve `roles` for the block."""
     await asyncio.to_thread(check, database)
@@ -120,7 +121,8 @@ async def serve(
     roles: Sequence[WorkerRole],
     temporal: str | None,
     database: str,
-    replaced: Replaced = Replaced(),
+    replaced: Replaced = AS_IT_IS,
+    queues: Sequence[str] = (),
 ) -> None:
     """Serve `roles` until SIGTERM or SIGINT."""
     stop = asyncio.Event()
