@@ -78,8 +78,15 @@ def workflow_page(ui: str, workflow_id: str, namespace: str = "default") -> str:
     return f"{ui.rstrip('/')}/namespaces/{quote(namespace, safe='')}/workflows/{quote(workflow_id, safe='')}"
 
 
+class UnknownRun(CommandError):
+    """The store has no such run."""
+
+
 async def find_run(store: "Store", text: str) -> "RunRow":
-    """The run called `text`, or the only one that begins or ends so. Raises CommandError."""
+    """The run called `text`, or the only one that begins or ends so.
+
+    Raises UnknownRun, or CommandError where it fits several.
+    """
     from ..db.runs import get_run, list_runs
 
     wanted = text.strip().rstrip("/")
@@ -92,10 +99,13 @@ async def find_run(store: "Store", text: str) -> "RunRow":
 
 
 def the_one(wanted: str, known: Iterable[str]) -> str:
-    """The only id that `wanted` abbreviates, at its start (`run/` may be left out) or end. Raises CommandError."""
+    """The only id that `wanted` abbreviates, at its start (`run/` may be left out) or end.
+
+    Raises UnknownRun, or CommandError where it fits several.
+    """
     ids = list(known)
     if not ids:
-        raise CommandError("There are no runs yet; start one with `atropos run start -f run.yaml`.")
+        raise UnknownRun("There are no runs yet; start one with `atropos run start -f run.yaml`.")
     fits = [one for one in ids if wanted and _abbreviates(wanted, one)]
     if len(fits) == 1:
         return fits[0]
@@ -104,7 +114,7 @@ def the_one(wanted: str, known: Iterable[str]) -> str:
         raise CommandError(f"{wanted!r} fits {len(fits)} runs ({shown}); write more of the one you mean.")
     near = difflib.get_close_matches(wanted.removeprefix("run/"), [one.removeprefix("run/") for one in ids], n=1)
     hint = f"did you mean run/{near[0]}?" if near else "`atropos run list` shows them"
-    raise CommandError(f"There is no run {wanted!r}; {hint}")
+    raise UnknownRun(f"There is no run {wanted!r}; {hint}")
 
 
 def _abbreviates(text: str, run_id: str) -> bool:

@@ -159,15 +159,21 @@ def why(run: _Run) -> None:
     settings = load_settings()
 
     async def ask() -> list[str]:
-        async with access.opened_store(settings) as store:
-            row = await access.find_run(store, run)
         client, problem = None, []
-        if row.state not in run_steer.ENDED:
-            try:
-                client = await access.temporal_client(settings)
-            except (CommandError, TemporalUnready) as error:
-                problem = [str(error)]
-        return [f"{row.run_id}: {sentence}" for sentence in [*await run_steer.why(row, client), *problem]]
+        try:
+            client = await access.temporal_client(settings)
+        except (CommandError, TemporalUnready) as error:
+            problem = [str(error)]
+        try:
+            async with access.opened_store(settings) as store:
+                row = await access.find_run(store, run)
+        except access.UnknownRun:
+            run_id = None if client is None else await run_steer.unregistered(client, run)
+            if client is None or run_id is None:
+                raise
+            return [f"{run_id}: {sentence}" for sentence in await run_steer.why_unregistered(client, run_id)]
+        told = await run_steer.why(row, client)
+        return [f"{row.run_id}: {sentence}" for sentence in (told if row.state in run_steer.ENDED else told + problem)]
 
     for sentence in asyncio.run(ask()):
         typer.echo(printable(sentence))
@@ -194,11 +200,18 @@ def cancel(run: _Run, reason: Annotated[str, typer.Option(help="Why, for others 
     settings = load_settings()
 
     async def do() -> tuple[str, str | None]:
+        client = None
+        with suppress(CommandError, TemporalUnready):
+            client = await access.temporal_client(settings)
         async with access.opened_store(settings) as store:
-            row = await access.find_run(store, run)
-            client = None
-            with suppress(CommandError, TemporalUnready):
-                client = await access.temporal_client(settings)
+            try:
+                row = await access.find_run(store, run)
+            except access.UnknownRun:
+                run_id = None if client is None else await run_steer.unregistered(client, run)
+                if client is None or run_id is None:
+                    raise
+                await client.get_workflow_handle(run_id).cancel()
+                return run_id, "It had not begun yet."
             return row.run_id, await run_steer.cancel(store, client, row, reason or "cancelled by a person")
 
     run_id, note = asyncio.run(do())

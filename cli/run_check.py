@@ -101,18 +101,18 @@ async def _prompts(
 def show_check(config: RunConfig, shown: dict[str, list[ShownPrompt]], console: Console) -> None:
     """The run as it will be, and its first prompts with what trains in colour."""
     text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-    console.print(Text(printable(text).rstrip()))
+    console.print(Text(printable(text).rstrip()), soft_wrap=True)
     renderer = load_renderer(config.model)
     for label, prompts in shown.items():
         for number, prompt in enumerate(prompts):
             console.print()
             title = f"{label}, task {number + 1} of {len(prompts)} ({prompt.task.key[:12]}): {_counts(prompt)}"
-            console.print(Text(title, style="bold"))
+            console.print(Text(title, style="bold"), soft_wrap=True)
             console.print(_tokens(prompt, renderer), soft_wrap=True)
     console.print()
     console.print(Text.assemble("Colours: ", ("prompt and answers", "dim"), ", ", ("trains", _TRAINS[0])))
     for sentence in _summary(config):
-        console.print(Text(sentence))
+        console.print(Text(sentence), soft_wrap=True)
 
 
 def _counts(prompt: ShownPrompt) -> str:
@@ -153,5 +153,5 @@ def _summary(config: RunConfig) -> Iterator[str]:
         yield f"  {environment.label}: {share:.0%} of the groups, {environment.group_size} episodes each"
     for when in ("start", "end"):
         for name, chosen in config.evaluations(when).items():
-            yield f"  evaluation {name}: {chosen.tasks} tasks, {chosen.samples} samples each"
+            yield f"  evaluation {name}: {chosen.tasks} tasks, samples of each: {chosen.samples}"
     yield "Nothing was started. Engines were not asked; the run waits for them, with a reason that `run why` shows."

@@ -112,7 +112,7 @@ def _episodes(totals: EpisodeTotals) -> str:
 
 def _evaluation(row: EvaluationRow) -> str:
     outcome = row.outcome
-    text = f"{row.name} ({row.tasks} tasks, {row.samples} samples each): {row.state}"
+    text = f"{row.name} ({row.tasks} tasks, samples of each: {row.samples}): {row.state}"
     if outcome.mean_reward is not None:
         rates = ", ".join(f"pass@{k} {value:.3f}" for k, value in outcome.pass_at.items())
         text += f", mean reward {outcome.mean_reward:.3f} over {outcome.episodes}" + (f", {rates}" if rates else "")

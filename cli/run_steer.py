@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from ..contracts.ids import rollout_workflow_id
 from ..contracts.queues import QUEUE_OF
 from ..contracts.states import RunState
-from ..contracts.workflows import RunProgress
+from ..contracts.workflows import RUN_WORKFLOW, RunProgress
 from .errors import CommandError
 
 if TYPE_CHECKING:
@@ -63,6 +63,27 @@ async def why(row: "RunRow", client: "Client | None") -> list[str]:
     if rollout is not None and progress.phase == "rollouts":
         told.append(f"Rollouts: {rollout}.")
     return told
+
+
+async def unregistered(client: "Client", text: str) -> str | None:
+    """The id of a run that Temporal has in hand and the store does not know yet; None where there is none such."""
+    from temporalio.client import WorkflowExecutionStatus
+    from temporalio.service import RPCError
+
+    for run_id in (text, f"run/{text}"):
+        try:
+            found = await client.get_workflow_handle(run_id).describe(rpc_timeout=_limit())
+        except RPCError:
+            continue
+        if found.workflow_type == RUN_WORKFLOW and found.status is WorkflowExecutionStatus.RUNNING:
+            return run_id
+    return None
+
+
+async def why_unregistered(client: "Client", run_id: str) -> list[str]:
+    """Why a run that was started has no row yet."""
+    idle = await workflow_trouble(client, run_id) or await no_worker(client)
+    return ["It was started and no worker has taken it up yet.", *([idle] if idle is not None else [])]
 
 
 async def workflow_trouble(client: "Client", run_id: str) -> str | None:

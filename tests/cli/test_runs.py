@@ -155,6 +155,15 @@ async def test_a_run_that_nobody_works_on_says_so_and_can_be_cancelled(
     assert "It is cancelled: enough." in await why(atropos, "alone")
 
 
+async def test_a_run_that_no_worker_has_taken_up_is_known_and_can_be_cancelled(
+    world: World, atropos: Atropos, run_file: Path
+) -> None:
+    await world.start(json.loads(run_file.read_text()), "run/early")
+    assert "run/early: It was started and no worker has taken it up yet." in await why(atropos, "early")
+    code, out, err = await atropos("run", "cancel", "early")
+    assert (code, out, err) == (0, "run/early is cancelled.\n", "It had not begun yet.\n")
+
+
 async def test_a_run_that_a_worker_refuses_is_refused_at_once(world: World, atropos: Atropos, run_file: Path) -> None:
     async with world.workers():
         change = "environments.0.args.wrong=1"
