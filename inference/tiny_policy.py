@@ -34,7 +34,7 @@ def train_tokenizer(conversations: Iterable[Conversation], folder: Path) -> Toke
     """Train the vocabulary on whole conversations and write tokenizer and format to `folder`."""
     blank = _renderer_in_memory(_tokenizer((), merges=0))
     splitter = re.compile("|".join(re.escape(mark) for mark in (*CONTROL, *MARKS)))
-    texts = []
+    texts: list[str] = []
     for messages, tools in conversations:
         texts.extend(part for part in splitter.split(blank.decode(blank.open(messages, tools))) if part)
     tokenizer = _tokenizer(texts, merges=_MERGES)

@@ -9,6 +9,15 @@ from atropos.contracts.runfile import JudgeConfig
 from atropos.inference.judge import HttpJudge
 from atropos.tests.inference.servers import Answer, Seen, Server, serving
 
+
+def secrets(name: str) -> str | None:
+    return "k" if name == "KEY" else None
+
+
+def no_secrets(name: str) -> str | None:
+    return None
+
+
 SOON = {"retry-after-ms": "1"}
 
 
@@ -19,7 +28,7 @@ def verdict(text: object) -> Answer:
 async def ask(answers: list[Answer], **config: str) -> tuple[str, Server]:
     left = list(answers)
     async with serving(lambda _: left.pop(0)) as server:
-        judge = HttpJudge({"default": JudgeConfig(url=server.url + "/v1", model="m", **config)}, {"KEY": "k"}.get)
+        judge = HttpJudge({"default": JudgeConfig(url=server.url + "/v1", model="m", **config)}, secrets)
         try:
             return await judge.ask([system("grade"), user("2+2=4")], max_tokens=5), server
         finally:
@@ -52,7 +61,7 @@ async def test_a_judge_is_tried_three_times() -> None:
 async def test_a_judge_that_gives_nothing_is_unavailable(answers: list[Answer], asked: int) -> None:
     left = list(answers)
     async with serving(lambda _: left.pop(0)) as server:
-        judge = HttpJudge({"default": JudgeConfig(url=server.url, model="m")}, {}.get)
+        judge = HttpJudge({"default": JudgeConfig(url=server.url, model="m")}, no_secrets)
         with pytest.raises(JudgeUnavailable, match="judge 'default' answered"):
             await judge.ask([user("x")])
         await judge.close()
@@ -84,7 +93,7 @@ async def test_an_answer_without_text_is_no_answer(answer: Answer, monkeypatch: 
     ],
 )
 async def test_a_judge_that_is_not_set_up_is_named(use: Callable[[HttpJudge], object], says: str) -> None:
-    judge = HttpJudge({"default": JudgeConfig(url="http://127.0.0.1:9", model="m", api_key_env="KEY")}, {}.get)
+    judge = HttpJudge({"default": JudgeConfig(url="http://127.0.0.1:9", model="m", api_key_env="KEY")}, no_secrets)
     with pytest.raises(JudgeUnavailable, match=says):
         await use(judge)  # type: ignore[misc]
 
@@ -94,7 +103,7 @@ async def test_images_go_along() -> None:
         return verdict(seen.json["messages"][0]["content"][1]["image_url"]["url"])
 
     async with serving(answer) as server:
-        judge = HttpJudge({"default": JudgeConfig(url=server.url, model="m")}, {}.get)
+        judge = HttpJudge({"default": JudgeConfig(url=server.url, model="m")}, no_secrets)
         got = await judge.ask([user((TextPart(text="what is it?"), ImagePart(url="data:image/png;base64,AA")))])
         await judge.close()
     assert got == "data:image/png;base64,AA"
