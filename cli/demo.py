@@ -25,6 +25,8 @@ from .stack.render import show_progress
 from .stack.running import AlreadyRunning, RunningStack, running_stack
 
 if TYPE_CHECKING:
+    from temporalio.client import Client
+
     from ..db.store import Store
     from .demo_report import Report
 
@@ -98,6 +100,7 @@ async def _play(stack: RunningStack, config: RunConfig, console: Console, page: 
     client = await Client.connect(stack.temporal_address, plugins=[AtroposPlugin()])
     store = await open_store(stack.database_url.get_secret_value(), pool_size=2)
     try:
+        await _end_earlier(store, client)
         started = await start_run(client, config, new_run_id(config.name, None))
         console.print(Text(f"{started.run_id} has begun{f': {started.note}' if started.note else '.'}"))
         if stack.temporal_ui is not None:
@@ -112,6 +115,16 @@ async def _play(stack: RunningStack, config: RunConfig, console: Console, page: 
         return report
     finally:
         await store.close()
+
+
+async def _end_earlier(store: "Store", client: "Client") -> None:
+    """Cancel what an interrupted demo left unfinished: this one's workers would go on with it beside their own."""
+    from ..db.runs import list_runs
+    from .run_steer import ENDED, cancel
+
+    for row in await list_runs(store):
+        if row.state not in ENDED:
+            await cancel(store, client, row, "another demo was started")
 
 
 async def _show_sample(store: "Store", report: "Report", page: Console) -> None:

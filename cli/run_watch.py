@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Column
 from rich.text import Text
 
 from ..contracts.runfile import RunConfig
@@ -94,8 +95,13 @@ def _display(console: Console, total: int | None) -> Iterator[Display]:
     if not console.is_terminal:
         yield _Lines(console, total)
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, TextColumn("{task.fields[facts]}"), console=console) as bar:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=16),
+        MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=7)),
+        TextColumn("{task.fields[facts]}", table_column=Column(no_wrap=False)),
+    )
+    with Progress(*columns, console=console) as bar:
         yield _Live(bar, total)
 
 
