@@ -1,8 +1,9 @@
 """How every activity is entered and left.
 
-Invariants: the heartbeat starts before any I/O, so a dead worker is noticed and a cancel arrives (set-up that took a
-minute before its first heartbeat has killed every retry of an activity elsewhere); local activities have no heartbeat
-and send none. What author code or the store refuse for good leaves as a verdict; everything else is retried.
+Invariants: heartbeats are kept from before any I/O, so a dead worker is noticed and a cancel arrives (set-up that took
+a minute before its first heartbeat has killed every retry of an activity elsewhere); local activities have none. The
+first one is sent after a moment only: each is a call to the server, and most activities are over by then. What author
+code or the store refuse for good leaves as a verdict; everything else is retried.
 """
 
 import asyncio
@@ -21,17 +22,20 @@ from ..environments.faults import EnvironmentProblem
 from ..inference.tokens import TokensError
 from .failures import final, waited_out
 
+_BEATS = 5
+"""Per heartbeat timeout: with 5 s, a cancel is noticed within about a second of the first."""
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 def entered(body: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
-    """Heartbeat at once and then twice per heartbeat timeout while `body` runs; turn refusals into verdicts."""
+    """Heartbeat while `body` runs, several times per heartbeat timeout; turn refusals into verdicts."""
 
     @functools.wraps(body)
     async def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
         timeout = activity.info().heartbeat_timeout
-        beating = None if timeout is None else asyncio.create_task(_beat(timeout.total_seconds() / 2))
+        beating = None if timeout is None else asyncio.create_task(_beat(timeout.total_seconds() / _BEATS))
         try:
             return await body(*args, **kwargs)
         except JudgeUnavailable as problem:  # a tool or `step` needs it: waited out, as an engine is
@@ -49,5 +53,5 @@ def entered(body: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
 
 async def _beat(every_s: float) -> None:
     while True:
-        activity.heartbeat()
         await asyncio.sleep(every_s)
+        activity.heartbeat()

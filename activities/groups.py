@@ -5,11 +5,14 @@ scoring twice is scoring once. A judge that does not answer leaves its part unsc
 """
 
 from temporalio import activity
+from temporalio.service import RPCError
 
 from ..contracts.activities import CLOSE_GROUP, SCORE_GROUP, CloseGroup, GroupResult, ScoreGroup
 from ..contracts.episode import Score
+from ..contracts.ids import GroupKey
 from ..contracts.reasons import FailureKind
 from ..contracts.states import GroupState
+from ..contracts.workflows import GROUP_CLOSED
 from ..db.episodes import episode_scores, episode_view, load_episode, save_scores
 from ..db.groups import close_group, load_group
 from ..db.tasks import load_task
@@ -50,11 +53,16 @@ class GroupActivities:
     @entered
     async def close_group(self, request: CloseGroup) -> GroupResult:
         state = GroupState.SEALED if request.failure is None else GroupState.FAILED
-        return await close_group(
-            self._services.store,
-            request.key,
-            list(request.members),
-            state,
-            request.failure,
-            request.reason,
+        result = await close_group(
+            self._services.store, request.key, list(request.members), state, request.failure, request.reason
         )
+        if request.tell is not None:
+            await self._wake(request.tell, request.key)
+        return result
+
+    async def _wake(self, workflow_id: str, key: GroupKey) -> None:
+        """Tell whoever admitted the group. It may be gone or away: the row says all, and it looks again by itself."""
+        try:
+            await self._services.client.get_workflow_handle(workflow_id).signal(GROUP_CLOSED, key.group_no)
+        except RPCError as error:
+            activity.logger.info("%s was not told that %s closed: %s", workflow_id, key.workflow_id, error.message)

@@ -49,6 +49,8 @@ class RunServices:
     run_id: str
     config: RunConfig
     judge: HttpJudge
+    environments: dict[str, LoadedEnvironment] = field(default_factory=dict)
+    renderer: TokenRenderer | None = None
     labels: dict[str, int] = field(default_factory=dict)
     """Weights as engines call them → policy version."""
     pool: EnginePool | None = None
@@ -104,17 +106,23 @@ class Services:
 
     async def environment(self, run_id: str, label: str) -> LoadedEnvironment:
         """The run's environment of that label, loaded and started once per process."""
-        loaded = self.load((await self.run(run_id)).config, label)
-        await loaded.ready()
-        return loaded
+        run = await self.run(run_id)
+        known = run.environments.get(label)
+        if known is None:
+            known = self.load(run.config, label)
+            await known.ready()
+            run.environments[label] = known
+        return known
 
     def load(self, config: RunConfig, label: str) -> LoadedEnvironment:
         chosen = config.environment(label)
         return load(chosen.id, dict(chosen.args), self._base)
 
     async def renderer(self, run_id: str) -> TokenRenderer:
-        config = (await self.run(run_id)).config
-        return await asyncio.to_thread(load_renderer, config.model)
+        run = await self.run(run_id)
+        if run.renderer is None:
+            run.renderer = await asyncio.to_thread(load_renderer, run.config.model)
+        return run.renderer
 
     async def engines(self, run_id: str) -> EnginePool:
         """The run's engine pool, told every few seconds what the store says about its engines."""

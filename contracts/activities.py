@@ -186,6 +186,8 @@ class CloseGroup(Wire):
     failure: FailureKind | None = None
     """Set where the group failed: its task is quarantined unless it was cancelled."""
     reason: str | None = None
+    tell: str | None = None
+    """Workflow to wake once it is closed."""
 
 
 class GroupResult(Wire):

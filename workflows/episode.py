@@ -69,7 +69,7 @@ class EpisodeWorkflow:
             if move.stop is not None:
                 return move.stop
             turn = self._spent.turns
-            with workflow.create_event_group(f"turn-{turn}", label=f"turn {turn}").scope():
+            with workflow.create_event_group(f"turn {turn}").scope():
                 result = await scheduled(
                     act.SAMPLE_TURN, act.SampleTurn(key=self._key, turn=turn), summary=f"→ model: {said}"
                 )

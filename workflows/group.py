@@ -10,7 +10,7 @@ from datetime import timedelta
 
 from temporalio import workflow
 from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes
-from temporalio.exceptions import ApplicationError, ChildWorkflowError, FailureError, is_cancelled_exception
+from temporalio.exceptions import ChildWorkflowError, FailureError, is_cancelled_exception
 
 from ..contracts import activities as act
 from ..contracts import search
@@ -21,7 +21,6 @@ from ..contracts.queues import WORKFLOWS
 from ..contracts.reasons import FailureKind, RunAt
 from ..contracts.workflows import (
     EPISODE_WORKFLOW,
-    GROUP_CLOSED,
     GROUP_WORKFLOW,
     EpisodeInput,
     GroupInput,
@@ -54,7 +53,6 @@ class GroupWorkflow:
             else:
                 failure = (FailureKind.INFRASTRUCTURE, preview(str(error)))
         result = await self._close(failure)
-        await self._tell()
         if cancelled is not None:
             raise cancelled
         return result
@@ -123,17 +121,10 @@ class GroupWorkflow:
 
     async def _close(self, failure: tuple[FailureKind, str] | None) -> GroupResult:
         kind, reason = failure or (None, None)
-        argument = act.CloseGroup(key=self._group.key, members=tuple(self._members), failure=kind, reason=reason)
+        argument = act.CloseGroup(
+            key=self._group.key, members=tuple(self._members), failure=kind, reason=reason, tell=self._parent
+        )
         return await quick(act.CLOSE_GROUP, argument, summary=f"close: {kind or 'sealed'}")
-
-    async def _tell(self) -> None:
-        """Wake whoever admitted this group. It may be gone: the rows already say all."""
-        if self._parent is None:
-            return
-        try:
-            await workflow.get_external_workflow_handle(self._parent).signal(GROUP_CLOSED, self._group.key.group_no)
-        except ApplicationError as error:
-            workflow.logger.info("nobody waits for %s: %s", self._group.key.workflow_id, error)
 
 
 def search_attributes(
