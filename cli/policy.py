@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 
 _TYPICAL_STEPS: Final = 250
 """For the length of the progress bar only."""
-_MOST_THREADS: Final = 4
-"""More threads make such small matrices slower."""
+_THREADS: Final = 1
+"""So the weights do not depend on the number of cores. A second thread halves the time on an idle machine, but on a busy
+one it waits for a core at every operation, which took seven times longer."""
 
 
 class PolicyError(Exception):
@@ -51,7 +52,7 @@ def ensure_policy(
     progress: Callable[[PolicyProgress], None] | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> Path:
-    """The folder of the tiny policy, made on first use (about a minute on two idle cores).
+    """The folder of the tiny policy, made on first use in about a minute of one core.
 
     It holds weights (safetensors), tokenizer, `renderer.json`, and `policy.json` that says how it came out. `settings`
     overrides fields of ColdStartSettings. Blocks, and runs a loop of its own: from async code, call it in a thread.
@@ -141,7 +142,7 @@ def _trained(recipe: Recipe, folder: Path, report: "Callable[[Step], None]") -> 
     except ImportError as error:
         raise PolicyError(f'the tiny policy needs torch ({error}); pip install "atropos-durable[engine]"') from error
     try:
-        return recipe.make(folder, min(_MOST_THREADS, os.cpu_count() or 1), report)
+        return recipe.make(folder, _THREADS, report)
     except ColdStartFailed as error:
         raise PolicyError(str(error)) from error
 

@@ -98,7 +98,7 @@ def cold_start(
     measure: Measure,
     settings: ColdStartSettings | None = None,
     seed: int = 0,
-    threads: int = 2,
+    threads: int = 1,
     progress: Callable[[Progress], None] | None = None,
 ) -> ColdStart:
     """Train from nothing until the measured reward lies in the band. Raises ColdStartFailed after `max_steps`."""
