@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 _TYPICAL_STEPS: Final = 250
 """For the length of the progress bar only."""
 _THREADS: Final = 1
-"""So the weights do not depend on the number of cores. A second thread halves the time on an idle machine, but on a busy
-one it waits for a core at every operation, which took seven times longer."""
+"""So the weights do not depend on the number of cores. A second thread halves the time on an idle machine, but on a
+busy one it waits for a core at every operation, which took seven times longer."""
 
 
 class PolicyError(Exception):
