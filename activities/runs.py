@@ -37,6 +37,7 @@ from ..db.runs import NewEnvironment, create_run, get_run, set_run_state, set_wa
 from ..environments.faults import EnvironmentProblem
 from ..environments.loaded import LoadedEnvironment
 from ..environments.splits import check_disjoint, require_size
+from ..inference.engines import why_unsupported
 from ..inference.tokens import TokensError, load_renderer
 from .admission import admit_some, engine_outage
 from .entry import entered
@@ -60,6 +61,7 @@ class RunActivities:
     async def register_run(self, request: RegisterRun) -> RunPlan:
         try:
             config = parse_run(request.document)
+            _refuse_unsupported(config)
             environments = [await self._environment(config, chosen) for chosen in config.environments]
             await asyncio.to_thread(load_renderer, config.model)
             row = await create_run(self._services.store, request.run_id, config, environments)
@@ -184,6 +186,14 @@ class RunActivities:
                     self._services.store, group.key, [], GroupState.FAILED, FailureKind.CANCELLED, "cancelled"
                 )
         return len(groups)
+
+
+def _refuse_unsupported(config: RunConfig) -> None:
+    """Raise RunFileError for sampling that the token wire cannot do."""
+    problems = [why_unsupported(sampling) for sampling in (config.sampling, config.eval.sampling) if sampling]
+    found = [problem for problem in problems if problem is not None]
+    if found:
+        raise RunFileError(found)
 
 
 async def _status(services: Services, workflow_id: str) -> WorkflowExecutionStatus | None:
