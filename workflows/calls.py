@@ -24,6 +24,9 @@ _LOCAL_RETRY = RetryPolicy(
     initial_interval=timedelta(milliseconds=50), maximum_attempts=3, non_retryable_error_types=list(NEVER_RETRIED)
 )
 
+_NOTICED = timedelta(seconds=5)
+"""Every scheduled try heartbeats: a worker that died over quick work is noticed after this, not at the timeout."""
+
 
 async def scheduled(
     activity: Activity[InputT, ResultT],
@@ -40,7 +43,7 @@ async def scheduled(
         result_type=activity.result,
         task_queue=queue or activity.queue,
         start_to_close_timeout=activity.timeout if timeout_s is None else timedelta(seconds=timeout_s),
-        heartbeat_timeout=activity.heartbeat,
+        heartbeat_timeout=activity.heartbeat or _NOTICED,
         retry_policy=RetryPolicy(
             initial_interval=timedelta(milliseconds=200),
             maximum_interval=activity.max_interval,

@@ -21,12 +21,15 @@ from atropos import (
     tool,
 )
 from atropos.contracts.context import Context, Judge
+from atropos.tests.support.boundaries import Boundaries
 from pydantic import BaseModel
 
 
 class Where(EnvConfig):
     folder: str = ""
-    """Where effects leave their marks."""
+    """Where effects leave their marks; empty: there are none."""
+    boundaries: str = ""
+    """Folder of boundaries to die at, between an effect and its row; empty: it never dies."""
     turns: int | None = None
 
 
@@ -53,12 +56,22 @@ class Effects(Environment[Where, Count]):
     @tool(run="inline")
     def look(self, at: int, *, state: Count, ctx: Context) -> str:
         """Look at a place."""
+        self._touch(state, ctx)
+        return f"{state.calls}: nothing at {at}."
+
+    def _touch(self, state: Count, ctx: Context) -> None:
+        """The effect outside: a file named by the key, made once; every try is a line of `tries`."""
         state.calls += 1
         state.seen = [*state.seen, ctx.key]
-        if self.config.folder:
-            with suppress(FileExistsError):
-                os.close(os.open(Path(self.config.folder) / f"{ctx.key}.effect", os.O_CREAT | os.O_EXCL))
-        return f"{state.calls}: nothing at {at}."
+        if not self.config.folder:
+            return
+        folder = Path(self.config.folder)
+        with (folder / "tries").open("a") as tries:
+            tries.write(f"{ctx.key}\n")
+        with suppress(FileExistsError):
+            os.close(os.open(folder / f"{ctx.key}.effect", os.O_CREAT | os.O_EXCL))
+        if self.config.boundaries:
+            Boundaries(Path(self.config.boundaries)).reach(f"effect.{ctx.turn}")
 
     @reward(run="inline")
     def answered(self, episode: Episode) -> float:
@@ -95,6 +108,20 @@ class Placed(Effects):
     @stop
     def enough(self, state: Count) -> bool:
         return state.calls >= 5
+
+
+class Far(Effects):
+    """The effect is made by a scheduled tool, and what it was worth is scored in a process."""
+
+    @tool(run="activity")
+    async def reach(self, at: int, *, state: Count, ctx: Context) -> str:
+        """Look from an activity."""
+        self._touch(state, ctx)
+        return f"{state.calls}: nothing at {at}."
+
+    @reward(weight=0.5)
+    def outcomes(self, episode: Episode) -> float:
+        return float(len(episode.outcomes))
 
 
 class Answers(Environment[Where, Count]):

@@ -4,13 +4,15 @@ Everything is real but the model's words.
 """
 
 import uuid
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import psycopg
 from atropos.activities.services import Services
 from atropos.cli.worker import AS_IT_IS, Replaced, serving
 from atropos.contracts.ids import EpisodeKey
@@ -18,13 +20,17 @@ from atropos.contracts.queues import WORKFLOWS, WorkerRole
 from atropos.contracts.workflows import RUN_WORKFLOW, RunResult
 from atropos.settings import load_settings
 from atropos.workflows.plugin import AtroposPlugin
+from psycopg import sql
 from temporalio.api.workflowservice.v1 import RegisterNamespaceRequest
 from temporalio.client import Client, WorkflowHandle, WorkflowHistory
 
 from . import environments
+from .fault_worker import worker_process
 from .scripted import ScriptedEngine
 
 ROLES = tuple(WorkerRole)
+TABLES = ("groups", "episodes", "turns", "segments", "tool_calls", "scores", "evaluation_samples", "late_results")
+_ROWS = sql.SQL("SELECT t::text FROM {} t WHERE run_id = %s ORDER BY 1")
 ENVIRONMENTS = Path(environments.__file__)
 
 
@@ -67,6 +73,28 @@ class World:
             "budget": {"groups": 2},
             **changes,
         }
+
+    def process(
+        self, roles: Sequence[WorkerRole], folder: Path, *, die_around: Sequence[str] = (), grace_s: float = 1.0
+    ) -> AbstractAsyncContextManager[Process]:
+        """Workers in a process of their own, started again whenever they die at a boundary."""
+        return worker_process(
+            roles,
+            temporal=self.client.service_client.config.target_host,
+            namespace=self.client.namespace,
+            database=self.database,
+            folder=folder,
+            die_around=die_around,
+            grace_s=grace_s,
+        )
+
+    def rows(self, run_id: str) -> dict[str, list[str]]:
+        """Every row that was written for a run's episodes, as text: table → rows in order."""
+        with psycopg.connect(self.database) as connection:
+            return {
+                table: [row[0] for row in connection.execute(_ROWS.format(sql.Identifier(table)), (run_id,))]
+                for table in TABLES
+            }
 
     async def start(self, document: Any, run_id: str | None = None) -> "WorkflowHandle[Any, RunResult]":
         return await self.client.start_workflow(
