@@ -108,7 +108,7 @@ def _plain(value: Any, name: str, path: list[str], budget: list[int]) -> Any:
     if isinstance(value, dict):
         for key in value:
             if not isinstance(key, str) or _UNUSABLE.search(key):
-                raise RunFileError([f"{_at(name, path)} the key {key!r} is no text; put it in quotes"])
+                raise RunFileError([f"{_at(name, path)} the key {key!r} is no plain text; put it in quotes"])
         return {key: _plain(item, name, [*path, key], budget) for key, item in value.items()}
     if isinstance(value, list):
         return [_plain(item, name, [*path, str(index)], budget) for index, item in enumerate(value)]

@@ -20,9 +20,10 @@ engines: [{kind: dev, url: "http://127.0.0.1:8000"}]
 environments: [{id: calculator}]
 budget: {groups: 4}
 """
+TEXTS = st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
 JSON_VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
     max_leaves=10,
 )
 
@@ -62,7 +63,7 @@ def refused(*arguments: str | Path, stdin: str | None = None) -> list[str]:
         ("a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
             f"{chr(98 + n)}: &{chr(98 + n)} [{', '.join(['*' + chr(97 + n)] * 10)}]\n" for n in range(8)
         ), "more than 100000 values"),
-        ("1: a\n", "the key 1 is no text"),
+        ("1: a\n", "the key 1 is no plain text"),
         ("seed: .nan\n", "seed: nan is no number that a run can use"),
         ("a: !!set {b}\n", "a value of type set does not belong in a run file"),
         (b"name: \xff\xfe\n", "line 1: it is no UTF-8 text"),
@@ -138,10 +139,7 @@ def test_yaml_follows_version_1_2(tmp_path: Path) -> None:
 
 @given(JSON_VALUES)
 def test_plain_data_stays_as_it_is(value: object) -> None:
-    try:
-        assert plain(value, "x") == value
-    except RunFileError as error:
-        assert "half a character" in str(error)  # noqa: PT017 - a text may hold what no store can
+    assert plain(value, "x") == value
 
 
 @given(st.binary(max_size=200) | st.text(max_size=200).map(lambda text: text.encode("utf-8", "surrogatepass")))
