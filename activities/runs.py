@@ -39,7 +39,7 @@ from ..environments.loaded import LoadedEnvironment
 from ..environments.splits import check_disjoint, require_size
 from ..inference.engines import why_unsupported
 from ..inference.tokens import TokensError, load_renderer
-from .admission import admit_some, engine_outage
+from .admission import PAGE, admit_some, engine_outage
 from .entry import entered
 from .failures import bad_run_file, final
 from .services import Services
@@ -111,7 +111,12 @@ class RunActivities:
             return Admission(waiting_for=outage, again_s=_OUTAGE_AGAIN_S)
         await set_waiting(services.store, request.run_id, None)
         admitted = await admit_some(services, row)
-        starts = [await self._start(row.config, group) for group in admitted.groups]
+        groups = admitted.groups
+        if activity.info().attempt > 1:  # an earlier try may have admitted some and died before it could say so
+            found = await open_groups(services.store, request.run_id)
+            waiting = [group for group in found if group.state is GroupState.ADMITTED and group.evaluation is None]
+            groups = waiting[-2 * PAGE :]
+        starts = [await self._start(row.config, group) for group in groups]
         return Admission(groups=tuple(starts), open=admitted.open, done=admitted.done)
 
     async def _start(self, config: RunConfig, group: GroupRow) -> GroupStart:

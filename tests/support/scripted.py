@@ -49,6 +49,10 @@ class ScriptedEngine:
     down: bool = False
     """Answer 503 to everything, health included."""
     delay_s: float = 0.0
+    held_turn: int | None = None
+    """Requests for this turn wait until `released`; `waiting` says that one does."""
+    waiting: asyncio.Event = field(default_factory=asyncio.Event)
+    released: asyncio.Event = field(default_factory=asyncio.Event)
     label: str = "default"
     requests: list[dict[str, Any]] = field(default_factory=list)
     url: str = ""
@@ -77,7 +81,11 @@ class ScriptedEngine:
         if self.delay_s:
             await asyncio.sleep(self.delay_s)
         found = _TURN.search(body["request_id"])
-        said = self.script(self._tokenizer.decode(body["token_ids"]), int(found[1]) if found else 0)
+        turn = int(found[1]) if found else 0
+        if turn == self.held_turn:
+            self.waiting.set()
+            await self.released.wait()
+        said = self.script(self._tokenizer.decode(body["token_ids"]), turn)
         ids = [*self._tokenizer.encode(said, add_special_tokens=False), self._tokenizer.eos_token_id]
         limit = body["sampling_params"]["max_tokens"]
         cut = len(ids) > limit
@@ -96,6 +104,22 @@ class ScriptedEngine:
         prompt = len(body["token_ids"])
         usage = {"prompt_tokens": prompt, "completion_tokens": len(ids), "total_tokens": prompt + len(ids)}
         return {"request_id": body["request_id"], "choices": [choice], "usage": usage, "incarnation": "scripted"}
+
+    def hold(self, turn: int) -> None:
+        """Let requests for a turn wait from now on."""
+        self.held_turn = turn
+        self.waiting.clear()
+        self.released.clear()
+
+    def release(self) -> None:
+        """Answer those that wait, and let none wait any more."""
+        self.held_turn = None
+        self.released.set()
+
+    def asked(self, episode: str) -> list[int]:
+        """The turns of an episode (its workflow's id) that were asked for, request by request."""
+        pairs = (str(request["request_id"]).partition("/turn/") for request in self.requests)
+        return sorted(int(rest.split("/")[0]) for owner, _, rest in pairs if owner == episode)
 
     async def _health(self, request: Request) -> Response:
         return Response(status_code=503 if self.down else 200)
@@ -121,5 +145,6 @@ async def scripted_engine(model: Path, script: Script, **options: Any) -> AsyncI
             await asyncio.sleep(0.01)
         yield engine
     finally:
+        engine.release()
         server.should_exit = True
         await serving
