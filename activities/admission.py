@@ -20,30 +20,46 @@ from ..inference.errors import EngineFailure
 from .services import Services
 
 PAGE = 8
-"""Groups a call admits at most: steadily, not in waves."""
+"""Groups a call admits at most, and at most a quarter of what may be in flight: steadily, not in waves."""
 
 
 @dataclass(frozen=True)
 class Admitted:
+    """What was admitted. `more`: there is room for another page."""
+
     groups: list[GroupRow]
     open: int
+    more: bool
     done: bool
 
 
 async def admit_some(services: Services, row: RunRow) -> Admitted:
-    """Admit up to a page of groups. Raises EnvironmentFault where an environment cannot make its task."""
+    """Admit up to a page of groups. Raises EnvironmentProblem where an environment cannot make its task."""
     environments = {label: await services.environment(row.run_id, label) for label in row.weights}
-    seen: list[AdmissionState] = []
+    seen: list[tuple[AdmissionState, int]] = []
 
     async def propose(state: AdmissionState) -> list[NewGroup]:
-        seen.append(state)
-        return await _draw(row, state, environments)
+        places = _places(row, state)
+        seen.append((state, places))
+        return await _draw(row, state, environments, min(places, page(state.concurrency)))
 
     groups = await admit(services.store, row.run_id, propose)
-    state = seen[-1]
+    state, places = seen[-1]
     open_after = state.open + len(groups)
-    spent = budget_spent(row, state)
-    return Admitted(groups, open_after, done=spent and open_after == 0)
+    done = budget_spent(row, state) and open_after == 0
+    return Admitted(groups, open_after, more=places > len(groups), done=done)
+
+
+def page(concurrency: int) -> int:
+    """Groups to admit at once."""
+    return max(1, min(PAGE, concurrency // 4))
+
+
+def _places(row: RunRow, state: AdmissionState) -> int:
+    if budget_spent(row, state):
+        return 0
+    budget = row.config.budget.groups
+    return room(concurrency=state.concurrency, running=state.open, counted=state.counted, budget=budget)
 
 
 def budget_spent(row: RunRow, state: AdmissionState) -> bool:
@@ -57,21 +73,15 @@ def budget_spent(row: RunRow, state: AdmissionState) -> bool:
     )
 
 
-async def _draw(row: RunRow, state: AdmissionState, environments: dict[str, LoadedEnvironment]) -> list[NewGroup]:
-    if budget_spent(row, state):
-        return []
-    places = room(
-        concurrency=state.concurrency,
-        running=state.open,
-        counted=state.counted,
-        budget=row.config.budget.groups,
-    )
+async def _draw(
+    row: RunRow, state: AdmissionState, environments: dict[str, LoadedEnvironment], count: int
+) -> list[NewGroup]:
     counted = {load.label: load.counted for load in state.environments}
     draws = {load.label: load.next_draw for load in state.environments}
     sizes = {load.label: load.group_size for load in state.environments}
     weights = {load.label: load.weight for load in state.environments}
     groups = []
-    for _ in range(min(places, PAGE)):
+    for _ in range(count):
         label = next_environment(weights, counted)
         environment = environments[label]
         index = task_index(draws[label], await environment.size("train"), row.config.seed)

@@ -23,13 +23,16 @@ from ..contracts.states import EvaluationState, RunState
 from ..db.admission import insert_evaluation_groups
 from ..db.evaluations import evaluation_groups, finish_evaluation, start_evaluation
 from ..db.groups import GroupRow
-from ..db.runs import get_run, set_waiting
+from ..db.runs import RunRow, get_run, set_waiting
 from ..environments.loaded import LoadedEnvironment
-from .admission import PAGE, engine_outage
+from .admission import engine_outage
 from .entry import entered
 from .failures import final
 from .runs import ENDED, group_start
 from .services import Services
+
+EVALUATION_PAGE = 16
+"""Groups handed out at once; they are small."""
 
 
 class EvaluationActivities:
@@ -75,8 +78,8 @@ class EvaluationActivities:
         await set_waiting(store, request.run_id, outage)
         if outage is not None:
             return EvaluationPage(open=len(waiting))
-        room = max(0, row.concurrency - len(request.running))
-        starts = [await self._start(row.config, group) for group in fresh[: min(room, PAGE)]]
+        room = max(0, at_once(row, fresh[0].size if fresh else 1) - len(request.running))
+        starts = [await self._start(row.config, group) for group in fresh[: min(room, EVALUATION_PAGE)]]
         return EvaluationPage(groups=tuple(starts), open=len(waiting))
 
     async def _start(self, config: RunConfig, group: GroupRow) -> GroupStart:
@@ -90,6 +93,12 @@ class EvaluationActivities:
         over = row is None or row.state in ENDED
         state = EvaluationState.CANCELLED if over else EvaluationState.COMPLETED
         return await finish_evaluation(self._services.store, request.run_id, request.name, state)
+
+
+def at_once(row: RunRow, samples: int) -> int:
+    """Groups of an evaluation in flight at once: as many episodes as training has, in smaller groups."""
+    largest = max(environment.group_size for environment in row.config.environments)
+    return max(1, row.concurrency * largest // samples)
 
 
 def _set(config: RunConfig, name: str) -> EvalSet:

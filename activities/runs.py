@@ -47,7 +47,9 @@ from .services import Services
 ENDED = (RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED)
 _OUTAGE_AGAIN_S = 2.0
 """An engine that returned is found within this."""
-_PAUSED_AGAIN_S = 60.0
+_LOOK_AGAIN_S = 60.0
+_PACE_S = 0.2
+"""Between two pages, while there is room for more."""
 
 
 class RunActivities:
@@ -104,7 +106,7 @@ class RunActivities:
             reason = row.reason or "paused"
             await set_waiting(services.store, request.run_id, reason)
             open_now = await open_groups(services.store, request.run_id)
-            return Admission(open=len(open_now), waiting_for=reason, again_s=_PAUSED_AGAIN_S)
+            return Admission(open=len(open_now), waiting_for=reason, again_s=_LOOK_AGAIN_S)
         outage = await engine_outage(services, request.run_id)
         if outage is not None:
             await set_waiting(services.store, request.run_id, outage)
@@ -117,7 +119,8 @@ class RunActivities:
             waiting = [group for group in found if group.state is GroupState.ADMITTED and group.evaluation is None]
             groups = waiting[-2 * PAGE :]
         starts = [await self._start(row.config, group) for group in groups]
-        return Admission(groups=tuple(starts), open=admitted.open, done=admitted.done)
+        again_s = _PACE_S if admitted.more else _LOOK_AGAIN_S
+        return Admission(groups=tuple(starts), open=admitted.open, done=admitted.done, again_s=again_s)
 
     async def _start(self, config: RunConfig, group: GroupRow) -> GroupStart:
         environment = await self._services.environment(group.key.run_id, group.environment)

@@ -7,6 +7,7 @@ unfinished or without tokens.
 
 import asyncio
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -47,6 +48,7 @@ def command(
     """Run the demo and print what came of it; the last line of output is one JSON object."""
     from .progress import tiny_policy
 
+    began = time.monotonic()
     # Addresses of the environment are no business of the demo's, not even to be refused.
     settings = load_settings(database_url=None, engine_url=None, engine_api_key=None)
     console = Console(stderr=True, quiet=json_only)
@@ -63,7 +65,7 @@ def command(
         ) from None
     if not json_only:
         _say_where(home, report, Console())
-    typer.echo(json.dumps(report.line()))
+    typer.echo(json.dumps(report.line(time.monotonic() - began)))
     if report.problems:
         raise CommandError("; ".join(report.problems))
 

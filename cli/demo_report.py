@@ -61,20 +61,21 @@ class Report:
     turns: int
     reward_first: float | None
     eval_reward: float | None
-    wall_s: float
+    run_s: float
+    """Seconds from the run's start to its end, as rows say."""
     sample: EpisodeKey | None
     problems: tuple[str, ...]
 
-    def line(self) -> dict[str, Any]:
-        """The JSON object of the last line."""
+    def line(self, wall_s: float) -> dict[str, Any]:
+        """The JSON object of the last line. `wall_s`: seconds of the whole demo, the making of the policy included."""
         return {
             "run": self.run,
             "episodes": self.episodes,
             "turns": self.turns,
             "reward_first": _rounded(self.reward_first),
             "eval_reward": _rounded(self.eval_reward),
-            "wall_s": round(self.wall_s, 2),
-            "turns_per_s": round(self.turns / self.wall_s, 2) if self.wall_s > 0 else None,
+            "wall_s": round(wall_s, 2),
+            "turns_per_s": round(self.turns / self.run_s, 2) if self.run_s > 0 else None,
             "problems": list(self.problems),
         }
 
@@ -105,7 +106,7 @@ async def read_report(store: Store, run_id: str, config: RunConfig) -> Report:
         turns=turns,
         reward_first=first,
         eval_reward=evaluated,
-        wall_s=wall or 0.0,
+        run_s=wall or 0.0,
         sample=None
         if sample is None
         else EpisodeKey(run_id=run_id, group_no=sample[0], member=sample[1], attempt=sample[2]),

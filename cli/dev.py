@@ -4,6 +4,7 @@ Invariant: `up` leaves a stack that can run the examples at once: the tiny polic
 serve it and nobody named a model or an engine of their own.
 """
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from ..settings import load_settings
 from .errors import CommandError
 from .stack import commands
 from .stack.addresses import resolve_addresses
+from .stack.files import explain_os_errors
 from .stack.options import StackOptions
 from .stack.render import render_down, render_status, render_up, show_progress
 
@@ -52,9 +54,20 @@ def up(
         from .progress import tiny_policy
 
         options = options.model_copy(update={"engine_model": tiny_policy(settings.home, seed)})
+    if options.engine_model is not None:
+        link_model(settings.home, options.engine_model)
     console = Console(stderr=True)
     result = commands.up(settings.home, commands.only_missing(options, addresses), progress=show_progress(console))
     render_up(result, Console())
+
+
+def link_model(home: Path, model: Path) -> None:
+    """Let `<home>/model` name what the engine serves, so that a run file can say so without knowing the folder."""
+    link, fresh = home / "model", home / f".model-{os.getpid()}"
+    with explain_os_errors(home):
+        home.mkdir(parents=True, exist_ok=True)
+        fresh.symlink_to(model.absolute())
+        fresh.replace(link)
 
 
 def down() -> None:

@@ -29,7 +29,8 @@ from ..environments.registry import available, find_class, load
 from ..environments.spec import describe_environment
 from ..environments.splits import check_disjoint
 from .env_policies import EchoPolicy, EnginePolicy, HumanPolicy, PolicyError, ScriptedPolicy, at_terminal
-from .env_show import Printer, content_of, safe, spec_table
+from .env_show import Printer, content_of, spec_table
+from .text import printable
 
 app = typer.Typer(no_args_is_help=True, help="Try, check and list environments.")
 
@@ -129,7 +130,7 @@ def env_list(console: Console | None = None) -> list[str]:
             about = describe_environment(find_class(name)).description.partition("\n")[0]
         except EnvironmentProblem as problem:
             about = f"cannot be loaded: {problem}"
-        console.print(Text.assemble((f"{name}  ", "bold"), safe(about)), soft_wrap=True)
+        console.print(Text.assemble((f"{name}  ", "bold"), printable(about)), soft_wrap=True)
     return names
 
 
@@ -143,13 +144,13 @@ async def env_check(
     """
     console = console or Console()
     env = load(ref, args)
-    console.print(Text(f"{env.name} version {env.version}", style="bold"), Text(safe(env.spec.description)))
+    console.print(Text(f"{env.name} version {env.version}", style="bold"), Text(printable(env.spec.description)))
     console.print(spec_table(env.spec))
     size = await env.size("train")
     for index in range(3 if size is None else min(3, size)):
         task = await env.make_task("train", index)
         prompt = await _check_task(env, task, index)
-        console.print(Text(f"train {index} · {task.key[:12]} · {safe(prompt)}"), soft_wrap=True)
+        console.print(Text(f"train {index} · {task.key[:12]} · {printable(prompt)}"), soft_wrap=True)
     report = await check_disjoint(env, n)
     for split in SPLITS:
         known = report.sizes[split]
@@ -281,5 +282,5 @@ def _run(work: Any) -> None:
 
 
 def _fail(sentence: str) -> NoReturn:
-    typer.echo(f"atropos env: {safe(sentence)}", err=True)
+    typer.echo(f"atropos env: {printable(sentence)}", err=True)
     raise typer.Exit(1)

@@ -18,14 +18,9 @@ from ..contracts.messages import ImagePart, Message, Role
 from ..contracts.reasons import FinishReason
 from ..environments.play import Reply, Watcher
 from ..environments.spec import EnvironmentSpec
+from .text import printable
 
 STYLES: Final = {Role.SYSTEM: "dim", Role.USER: "cyan", Role.ASSISTANT: "green", Role.TOOL: "magenta"}
-_VISIBLE: Final = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
-
-
-def safe(text: str) -> str:
-    """Text without control characters and without what no terminal can encode."""
-    return text.translate(_VISIBLE).encode("utf-8", "backslashreplace").decode()
 
 
 class Printer(Watcher):
@@ -78,7 +73,7 @@ class Printer(Watcher):
 
     def _line(self, role: Role, text: str, verb: str | None = None, *, style: str | None = None) -> None:
         label = f"{verb or role.value:>10}  "
-        body = safe(text).replace("\n", "\n" + " " * len(label))
+        body = printable(text).replace("\n", "\n" + " " * len(label))
         self.console.print(Text.assemble((label, "bold"), (body, style or STYLES[role])), soft_wrap=True)
 
 

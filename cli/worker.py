@@ -180,6 +180,7 @@ def command(
     try:
         settings = load_settings()
         logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        logging.getLogger("httpx").setLevel(max(logging.WARNING, logging.getLogger().level))  # a line a model call
         if str(Path.cwd()) not in sys.path:
             sys.path.append(str(Path.cwd()))
         for name in imports or ():

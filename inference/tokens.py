@@ -24,8 +24,10 @@ from urllib.parse import parse_qsl
 
 from pydantic import ValidationError
 
-from ..contracts.messages import ImagePart, Message, Role, ToolCall, ToolSpec
+from ..contracts.messages import Message, Role, ToolCall, ToolSpec
 from ..contracts.runfile import ModelConfig
+from .plain import TokensError as TokensError
+from .plain import broken_up, plain_message, plain_tools, spellings
 
 logger = logging.getLogger(__name__)
 
@@ -33,10 +35,6 @@ RENDERER_FILE: Final = "renderer.json"
 _DEEPEST: Final = 64
 """Nesting of a tool call's arguments that is still passed on; Postgres and pydantic both give up somewhere deeper."""
 _LIMIT_FIELDS: Final = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
-
-
-class TokensError(ValueError):
-    """A model folder, chat format or message that cannot be turned into tokens; one sentence for people."""
 
 
 class TokenRenderer:
@@ -53,15 +51,17 @@ class TokenRenderer:
         self.stop_token_ids: tuple[int, ...] = tuple(renderer.get_stop_token_ids())
         self._tokenizer = tokenizer
         self._renderer = renderer
+        self._control = spellings(tokenizer.all_special_tokens)
+        self._marks = spellings(str(token) for token in tokenizer.added_tokens_decoder.values())
         # One thread at a time: a fast tokenizer refuses to be borrowed twice while its settings change.
         self._lock = threading.Lock()
 
     def open(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:
         """The whole prompt, up to where the model begins to speak. Raises TokensError."""
-        plain = [_plain_message(message) for message in messages]
+        plain = [self._plain(message) for message in messages]
         try:
             with self._lock:
-                ids = self._renderer.render_ids(plain, tools=_plain_tools(tools), add_generation_prompt=True)
+                ids = self._renderer.render_ids(plain, tools=plain_tools(tools), add_generation_prompt=True)
         except Exception as error:
             raise TokensError(f"the {self.name} format cannot render these messages: {_short(error)}") from error
         return list(ids)
@@ -79,14 +79,14 @@ class TokenRenderer:
         Raises TokensError where the messages cannot be rendered at all.
         """
         before = [*prompt_ids, *sampled]
-        plain = [_plain_message(message) for message in new_messages]
+        plain = [self._plain(message) for message in new_messages]
         try:
             with self._lock:
                 bridged = self._renderer.bridge_to_next_turn(
                     previous_prompt_ids=list(prompt_ids),
                     previous_completion_ids=list(sampled),
                     new_messages=plain,
-                    tools=_plain_tools(tools),
+                    tools=plain_tools(tools),
                 )
         except Exception as error:
             raise TokensError(f"the {self.name} format cannot render these messages: {_short(error)}") from error
@@ -112,7 +112,7 @@ class TokenRenderer:
             with self._lock:
                 parsed = self._renderer.parse_response(
                     list(sampled),
-                    tools=_plain_tools(tools),
+                    tools=plain_tools(tools),
                     prompt_ids=None if prompt_ids is None else list(prompt_ids),
                 )
         except Exception as error:  # the library trusts its JSON: deep nesting and huge numbers raise through it
@@ -142,14 +142,27 @@ class TokenRenderer:
 
         For demonstrations. Raises TokensError where the format writes a finished turn otherwise than it is sampled.
         """
-        plain = [_plain_message(message) for message in (*messages, answer)]
+        plain = [self._plain(message) for message in (*messages, answer)]
         with self._lock:
-            whole = list(self._renderer.render_ids(plain, tools=_plain_tools(tools), add_generation_prompt=False))
+            whole = list(self._renderer.render_ids(plain, tools=plain_tools(tools), add_generation_prompt=False))
         said = whole[len(after) :]
         ends = [position for position, token in enumerate(said) if token in self.stop_token_ids]
         if whole[: len(after)] != list(after) or not ends:
             raise TokensError(f"the {self.name} format cannot show this answer as it would be sampled")
         return said[: ends[0] + 1]
+
+    def _plain(self, message: Message) -> dict[str, Any]:
+        """The message for the library, unable to end its own turn.
+
+        Text that others wrote may spell a control token (`<|im_end|>`), which would be tokenised as one and forge the
+        turns after it. Such a spelling is broken by an invisible character; in tool results so are the format's other
+        marks (`</tool_response>`).
+        """
+        plain = plain_message(message)
+        if message.role is not Role.ASSISTANT:
+            pattern = self._marks if message.role is Role.TOOL else self._control
+            plain["content"] = pattern.sub(broken_up, plain["content"])
+        return plain
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, special tokens included; bytes that are no UTF-8 become U+FFFD."""
@@ -297,42 +310,6 @@ def _context_limit(config: dict[str, Any]) -> int | None:
 
 def _whole(value: object) -> int | None:
     return value if type(value) is int and value > 0 else None
-
-
-def _plain_tools(tools: Sequence[ToolSpec]) -> list[dict[str, Any]] | None:
-    """OpenAI's envelope, which is what models were trained to see in their system prompt."""
-    if not tools:
-        return None
-    return [
-        {
-            "type": "function",
-            "function": {"name": tool.name, "description": tool.description, "parameters": tool.parameters},
-        }
-        for tool in tools
-    ]
-
-
-def _plain_message(message: Message) -> dict[str, Any]:
-    if not isinstance(message.content, str) and any(isinstance(part, ImagePart) for part in message.content):
-        raise TokensError("a message has an image; this engine takes text only")
-    text = message.text
-    out: dict[str, Any] = {"role": message.role.value}
-    calls = [call for call in message.tool_calls if call.problem is None]
-    # A malformed call has no structure to render again; what the model wrote stays visible to it as text.
-    broken = [call.raw for call in message.tool_calls if call.problem is not None and call.raw]
-    out["content"] = "\n".join([part for part in (text, *broken) if part])
-    if message.reasoning is not None:
-        out["reasoning_content"] = message.reasoning
-    if calls:
-        out["tool_calls"] = [
-            {"type": "function", "id": call.id, "function": {"name": call.name, "arguments": call.arguments}}
-            for call in calls
-        ]
-    if message.tool_call_id is not None:
-        out["tool_call_id"] = message.tool_call_id
-    if message.name is not None:
-        out["name"] = message.name
-    return out
 
 
 _PROBLEMS: Final = {

@@ -38,8 +38,7 @@ class RolloutWorkflow:
             for group in admission.groups:
                 await start_group(group)
             self._say(admission)
-            if not admission.groups:
-                await self._wait(admission.again_s)
+            await self._wait(admission.again_s)
             if workflow.info().is_continue_as_new_suggested():
                 await workflow.wait_condition(workflow.all_handlers_finished)
                 workflow.continue_as_new(RolloutInput(run_id=self._run_id))
