@@ -43,7 +43,7 @@ def test_what_has_ended_stays_ended(state: StrEnum) -> None:
 
 
 def test_states_of_two_kinds_that_are_spelt_alike_keep_their_own_arrows() -> None:
-    assert RunState.RUNNING == GroupState.RUNNING
+    assert RunState.RUNNING.value == GroupState.RUNNING.value
     assert sources(EpisodeState.FAILED) == {EpisodeState.RUNNING}
     assert sources(RunState.PAUSED) == {RunState.RUNNING}
     with pytest.raises(IllegalTransition):
