@@ -12,7 +12,7 @@ from atropos.contracts.activities import EpisodeResult, GroupResult
 from atropos.contracts.ids import EpisodeKey
 from atropos.contracts.queues import WORKFLOWS, WorkerRole
 from atropos.contracts.states import GroupState, RunState
-from atropos.contracts.workflows import EPISODE_WORKFLOW, GROUP_WORKFLOW, GroupInput, RunResult
+from atropos.contracts.workflows import GROUP_WORKFLOW, GroupInput, RunResult
 from atropos.db.groups import load_group
 from atropos.db.late import TAKEN
 from atropos.db.summary import run_summary
