@@ -97,17 +97,14 @@ PLANS = {
         "Effects",
         looks_twice,
         [WorkerRole.CONTROL],
-        frozenset(
-            around(
-                "register_run",
-                "reconcile",
-                "admit_groups",
-                "set_run_state",
-                "start_evaluation",
-                "next_evaluation_groups",
-                "finish_evaluation",
-            )
-        ),
+        frozenset(around("register_run", "reconcile", "admit_groups", "set_run_state")),
+        [1, 1, 1],
+    ),
+    "evaluation": Plan(
+        "Effects",
+        looks_twice,
+        [WorkerRole.CONTROL],
+        frozenset(around("start_evaluation", "next_evaluation_groups", "finish_evaluation")),
         [1, 1, 1],
         {"eval": {"sets": [{"id": "Effects", "split": "eval", "tasks": 1}]}},
     ),
