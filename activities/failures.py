@@ -18,8 +18,10 @@ _SENTENCE = 1000
 
 
 def final(kind: FailureKind, message: str) -> ApplicationError:
-    """A verdict: the same at every try."""
-    return ApplicationError(preview(message, _SENTENCE), type=kind.value, non_retryable=True)
+    """A verdict: the same at every try. Whose fault it was is in rows; only our own is worth a log with a traceback."""
+    ours = kind is FailureKind.INFRASTRUCTURE
+    category = ApplicationErrorCategory.UNSPECIFIED if ours else ApplicationErrorCategory.BENIGN
+    return ApplicationError(preview(message, _SENTENCE), type=kind.value, non_retryable=True, category=category)
 
 
 def bad_run_file(message: str) -> ApplicationError:

@@ -39,7 +39,7 @@ class Activity(Generic[InputT, ResultT]):
     timeout: timedelta = timedelta(seconds=60)
     """Start to close of one try when scheduled."""
     heartbeat: timedelta | None = None
-    """Set where a try may take long: a dead worker is noticed after this."""
+    """A worker that died over it is noticed after this; None: after 5 s."""
     local: timedelta | None = None
     """Start to close of one try as a local activity; None: always scheduled."""
     max_interval: timedelta = timedelta(seconds=10)
