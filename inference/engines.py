@@ -19,7 +19,8 @@ class SampleRequest:
     """One completion to sample.
 
     `prompt_ids`: the whole prompt, exactly as the segment holds it. `max_tokens`: the flow's budget for this
-    completion (it may be below `sampling.max_tokens`). `request_id`: names episode, turn and try, so that a journal can tell them apart.
+    completion (it may be below `sampling.max_tokens`). `request_id`: names episode, turn and try, so that a journal
+    can tell them apart.
     """
 
     request_id: str
