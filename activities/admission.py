@@ -25,11 +25,12 @@ PAGE = 8
 
 @dataclass(frozen=True)
 class Admitted:
-    """What was admitted. `more`: there is room for another page."""
+    """What was admitted. `more`: there is room for another page; `fruitless`: no draw led to a group."""
 
     groups: list[GroupRow]
     open: int
     more: bool
+    fruitless: bool
     done: bool
 
 
@@ -47,7 +48,8 @@ async def admit_some(services: Services, row: RunRow) -> Admitted:
     state, places = seen[-1]
     open_after = state.open + len(groups)
     done = budget_spent(row, state) and open_after == 0
-    return Admitted(groups, open_after, more=places > len(groups), done=done)
+    fruitless = bool(places) and not groups
+    return Admitted(groups, open_after, more=places > len(groups), fruitless=fruitless, done=done)
 
 
 def page(concurrency: int) -> int:

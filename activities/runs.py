@@ -32,8 +32,9 @@ from ..contracts.runfile import EnvironmentConfig, RunConfig, RunFileError, pars
 from ..contracts.states import GroupState, RunState
 from ..db.engines import put_engines
 from ..db.errors import RunExists
-from ..db.groups import GroupRow, close_group, fail_orphans, open_groups
-from ..db.runs import NewEnvironment, create_run, get_run, set_run_state, set_waiting, tune_run
+from ..db.events import add_event
+from ..db.groups import GroupRow, close_group, fail_orphans, failing_streak, open_groups
+from ..db.runs import NewEnvironment, RunRow, create_run, get_run, set_run_state, set_waiting, tune_run
 from ..environments.faults import EnvironmentProblem
 from ..environments.loaded import LoadedEnvironment
 from ..environments.splits import check_disjoint, require_size
@@ -48,6 +49,9 @@ ENDED = (RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED)
 _OUTAGE_AGAIN_S = 2.0
 """An engine that returned is found within this."""
 _LOOK_AGAIN_S = 60.0
+_STREAK = 8
+"""As many failed groups in a row (or as many as are in flight, where those are more) pause a run."""
+_NO_TASKS = "the tasks drawn last are in quarantine or held out for evaluation; later ones are being drawn"
 _PACE_S = 0.2
 """Between two pages, while there is room for more."""
 
@@ -82,6 +86,7 @@ class RunActivities:
         loaded = self._services.load(config, chosen.label)
         loaded.check_judges(config.judges)
         await check_disjoint(loaded)
+        await require_size(loaded, "train", 1)
         for wanted in config.eval.sets:
             if config.environment(wanted.id) is chosen:
                 await require_size(loaded, wanted.split, wanted.tasks)
@@ -111,16 +116,30 @@ class RunActivities:
         if outage is not None:
             await set_waiting(services.store, request.run_id, outage)
             return Admission(waiting_for=outage, again_s=_OUTAGE_AGAIN_S)
-        await set_waiting(services.store, request.run_id, None)
-        admitted = await admit_some(services, row)
+        streak = await failing_streak(services.store, row.run_id, max(_STREAK, row.concurrency), row.changed_at)
+        if streak is not None:
+            return await self._pause(row, streak)
+        try:
+            admitted = await admit_some(services, row)
+        except EnvironmentProblem as problem:
+            return await self._pause(row, str(problem))
+        await set_waiting(services.store, request.run_id, _NO_TASKS if admitted.fruitless else None)
         groups = admitted.groups
         if activity.info().attempt > 1:  # an earlier try may have admitted some and died before it could say so
             found = await open_groups(services.store, request.run_id)
             waiting = [group for group in found if group.state is GroupState.ADMITTED and group.evaluation is None]
             groups = waiting[-2 * PAGE :]
         starts = [await self._start(row.config, group) for group in groups]
-        again_s = _PACE_S if admitted.more else _LOOK_AGAIN_S
+        again_s = _OUTAGE_AGAIN_S if admitted.fruitless else _PACE_S if admitted.more else _LOOK_AGAIN_S
         return Admission(groups=tuple(starts), open=admitted.open, done=admitted.done, again_s=again_s)
+
+    async def _pause(self, row: RunRow, reason: str) -> Admission:
+        """A run that cannot go on by itself waits for a person, and says so, instead of burning tokens for ever."""
+        store = self._services.store
+        await set_run_state(store, row.run_id, RunState.PAUSED, reason)
+        await set_waiting(store, row.run_id, reason)
+        await add_event(store, row.run_id, "paused", reason)
+        return Admission(open=len(await open_groups(store, row.run_id)), waiting_for=reason, again_s=_LOOK_AGAIN_S)
 
     async def _start(self, config: RunConfig, group: GroupRow) -> GroupStart:
         environment = await self._services.environment(group.key.run_id, group.environment)

@@ -100,6 +100,22 @@ async def open_groups(store: Store, run_id: str) -> list[GroupRow]:
         return [group_of(row) for row in rows]
 
 
+async def failing_streak(store: Store, run_id: str, length: int, since: datetime) -> str | None:
+    """What the newest `length` closed training groups died of, where all of them failed after `since`; else None."""
+    newest = (
+        select(Group.state, Group.failure, Group.reason, Group.closed_at)
+        .where(Group.run_id == run_id, Group.kind == "train", Group.closed_at.is_not(None))
+        .order_by(Group.group_no.desc())
+        .limit(length)
+    )
+    async with store.begin() as connection:
+        rows = (await connection.execute(newest)).all()
+    failed = [row for row in rows if row.state == GroupState.FAILED and row.closed_at > since]
+    if len(failed) < length:
+        return None
+    return f"the last {length} groups failed, the newest by {failed[0].failure}: {failed[0].reason}"
+
+
 async def close_group(
     store: Store,
     key: GroupKey,

@@ -81,3 +81,10 @@ def verdict(error: BaseException) -> tuple[FailureKind, str] | None:
     if isinstance(cause, ApplicationError) and cause.type in frozenset(FailureKind):
         return FailureKind(cause.type), preview(cause.message)
     return None
+
+
+def root_cause(error: BaseException) -> str:
+    """What went wrong at the bottom, in words (preview): the layers above only say where."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return preview(str(error))

@@ -20,7 +20,7 @@ from ..contracts.flow import CallPlan, Move, Next, Spent, after_answer, after_mo
 from ..contracts.messages import preview
 from ..contracts.reasons import FailureKind, RunAt, StopReason
 from ..contracts.workflows import EPISODE_WORKFLOW, EpisodeInput
-from .calls import InputT, ResultT, quick, scheduled, verdict
+from .calls import InputT, ResultT, quick, root_cause, scheduled, verdict
 
 _REWARD = SearchAttributeKey.for_float(search.REWARD)
 _STOP_REASON = SearchAttributeKey.for_keyword(search.STOP_REASON)
@@ -181,4 +181,4 @@ def _blame(error: BaseException) -> tuple[tuple[FailureKind, str], BaseException
     """Whose fault it was, and the cancellation to pass on if it was one."""
     if is_cancelled_exception(error):
         return (FailureKind.CANCELLED, "cancelled"), error
-    return verdict(error) or (FailureKind.INFRASTRUCTURE, preview(str(error))), None
+    return verdict(error) or (FailureKind.INFRASTRUCTURE, root_cause(error)), None

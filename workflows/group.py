@@ -16,7 +16,6 @@ from ..contracts import activities as act
 from ..contracts import search
 from ..contracts.activities import EpisodeResult, GroupResult
 from ..contracts.ids import EpisodeKey
-from ..contracts.messages import preview
 from ..contracts.queues import WORKFLOWS
 from ..contracts.reasons import FailureKind, RunAt
 from ..contracts.workflows import (
@@ -25,7 +24,7 @@ from ..contracts.workflows import (
     EpisodeInput,
     GroupInput,
 )
-from .calls import quick, scheduled, verdict
+from .calls import quick, root_cause, scheduled, verdict
 
 _EPISODE_TASK_TIMEOUT = timedelta(seconds=5)
 """A workflow worker that dies is noticed after this; the server's default of 10 s only makes recovery slower."""
@@ -51,7 +50,7 @@ class GroupWorkflow:
             if is_cancelled_exception(error):
                 cancelled, failure = error, (FailureKind.CANCELLED, "cancelled")
             else:
-                failure = (FailureKind.INFRASTRUCTURE, preview(str(error)))
+                failure = (FailureKind.INFRASTRUCTURE, root_cause(error))
         result = await self._close(failure)
         if cancelled is not None:
             raise cancelled

@@ -8,7 +8,7 @@ from typing import Any
 
 from temporalio import workflow
 from temporalio.common import SearchAttributeKey
-from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
+from temporalio.exceptions import ActivityError, ApplicationError, FailureError, is_cancelled_exception
 
 from ..contracts import activities as act
 from ..contracts import search
@@ -26,7 +26,7 @@ from ..contracts.workflows import (
     RunProgress,
     RunResult,
 )
-from .calls import scheduled
+from .calls import root_cause, scheduled
 from .group import search_attributes
 
 
@@ -49,9 +49,10 @@ class RunWorkflow:
             await self._roll_out()
             outcomes += await self._evaluate(plan.evaluations_at_end)
         except BaseException as error:
-            if not is_cancelled_exception(error):
-                raise
-            await self._end(RunState.CANCELLED, "its workflow was cancelled")
+            if is_cancelled_exception(error):
+                await self._end(RunState.CANCELLED, "its workflow was cancelled")
+            elif isinstance(error, FailureError):
+                await self._end(RunState.FAILED, root_cause(error))
             raise
         state = await self._end(RunState.COMPLETED, None)
         return RunResult(run_id=self._id, state=state, evaluations=tuple(outcomes))

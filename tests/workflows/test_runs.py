@@ -156,6 +156,22 @@ async def test_a_reward_that_raises_is_the_environments_failure_and_no_number(wo
     assert (group.group.state, group.failure) == (GroupState.FAILED, FailureKind.ENVIRONMENT)
 
 
+async def test_a_run_whose_groups_all_fail_pauses_and_says_what_they_died_of(world: World, services: Services) -> None:
+    handle = await world.start(world.document("Faulty", budget={"groups": 1}, group={"top_up": 0}))
+
+    async def paused() -> bool:
+        row = await get_run(services.store, handle.id)
+        return row is not None and row.state is RunState.PAUSED
+
+    await eventually(paused, 60)
+    row = await get_run(services.store, handle.id)
+    assert row is not None
+    assert row.waiting_for is not None
+    assert row.waiting_for.startswith("the last 8 groups failed, the newest by environment")
+    await handle.execute_update("cancel", "enough")
+    assert (await asyncio.wait_for(handle.result(), 30)).state is RunState.CANCELLED
+
+
 async def test_limits_end_an_episode_and_what_exists_is_scored(world: World, services: Services) -> None:
     world.engine.script = lambda prompt, turn: tool_call("look", at=turn)
     for limits, stop in (
