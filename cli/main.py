@@ -97,11 +97,11 @@ def root(
     """Options of every command."""
 
 
-def main() -> None:
-    """Entry point. Leaves by `os._exit`, since the SDK's runtime may crash an interpreter that is shutting down."""
+def run_to_exit(program: typer.Typer, name: str) -> None:
+    """Run a command line and leave by `os._exit`: the SDK's runtime may crash an interpreter that is shutting down."""
     code = 0
     try:
-        app(prog_name="atropos")
+        program(prog_name=name)
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     except KeyboardInterrupt:
@@ -113,6 +113,11 @@ def main() -> None:
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     os._exit(code)
+
+
+def main() -> None:
+    """Entry point of `atropos`."""
+    run_to_exit(app, "atropos")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ one fails for ever. What is missing is registered; where that is not allowed, on
 """
 
 import asyncio
+import re
 from datetime import timedelta
 
 from temporalio.api.enums.v1 import IndexedValueType
@@ -38,7 +39,8 @@ async def connect(address: str | None) -> Client:
     try:
         return await asyncio.wait_for(Client.connect(**config, plugins=[AtroposPlugin()]), _CONNECT_S)
     except (RuntimeError, RPCError, OSError, TimeoutError) as error:
-        reason = (str(error).splitlines() or ["no answer"])[0]
+        found = re.search(r'message: "([^"]+)"', str(error))
+        reason = found[1] if found else (str(error).splitlines() or ["no answer"])[0]
         raise TemporalUnready(
             f"Temporal does not answer at {target} ({reason}); start it with `atropos up` or "
             "`temporal server start-dev`, or set TEMPORAL_ADDRESS."

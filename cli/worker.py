@@ -7,7 +7,6 @@ store and its schema), and says in one sentence what is missing. Told to stop, i
 import asyncio
 import importlib
 import logging
-import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -33,6 +32,7 @@ from ..environments.pool import ProcessPool
 from ..inference.vllm import connect_engine
 from ..settings import Settings, SettingsError, load_settings, secret_from_environment
 from ..workflows.plugin import WORKFLOWS
+from .main import run_to_exit
 from .resume import resume_runs
 from .stack.addresses import resolve_addresses
 from .stack.errors import StackError
@@ -192,19 +192,10 @@ def command(
 
 
 def main() -> None:
-    """Entry point. Leaves by `os._exit`, since the SDK's runtime may crash an interpreter that is shutting down."""
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(command)
-    code = 0
-    try:
-        app(standalone_mode=False)
-    except typer.Exit as leaving:
-        code = leaving.exit_code
-    except KeyboardInterrupt:
-        code = 130
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    """Entry point of `atropos-worker`."""
+    program = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    program.command()(command)
+    run_to_exit(program, "atropos-worker")
 
 
 if __name__ == "__main__":
