@@ -51,7 +51,7 @@ from ..db.tasks import load_task
 from ..environments.faults import EnvironmentProblem
 from ..environments.loaded import LoadedEnvironment
 from .entry import entered
-from .failures import final
+from .failures import final, refuse_ended_run
 from .services import Services
 
 
@@ -94,6 +94,7 @@ class EpisodeActivities:
     @entered
     async def answer_turn(self, request: AnswerTurn) -> TurnAnswer:
         facts, environment, task = await self._open(request.key)
+        refuse_ended_run(facts)
         turn = facts.turns[request.turn]
         state = facts.state
         made: list[CallRecord] = []

@@ -11,6 +11,8 @@ from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from ..contracts.activities import BAD_RUN_FILE
 from ..contracts.messages import preview
 from ..contracts.reasons import FailureKind
+from ..contracts.records import EpisodeFacts
+from ..contracts.states import RunState
 from ..inference.errors import EngineFailure
 
 _SENTENCE = 1000
@@ -41,3 +43,9 @@ def engine_failure(failure: EngineFailure) -> ApplicationError:
         return final(FailureKind.ENGINE, failure.message)
     delay = None if failure.retry_after_s is None else timedelta(seconds=failure.retry_after_s)
     return waited_out("EngineUnavailable", failure.message, delay)
+
+
+def refuse_ended_run(facts: EpisodeFacts) -> None:
+    """An ended run buys no more tokens and calls no more tools. Raises the verdict `cancelled`."""
+    if facts.run_state not in (RunState.RUNNING, RunState.PAUSED):
+        raise final(FailureKind.CANCELLED, f"the run is {facts.run_state}")

@@ -17,7 +17,7 @@ from ..contracts.ids import EpisodeKey
 from ..contracts.messages import Message, ToolSpec, preview, tool_result
 from ..contracts.reasons import FailureKind
 from ..contracts.records import STEP_INDEX, EpisodeFacts, TurnRecord, VersionSpan
-from ..contracts.states import EpisodeState, RunState
+from ..contracts.states import EpisodeState
 from ..db.engines import put_version
 from ..db.episodes import load_episode, save_turn
 from ..db.errors import StoreUnreachable
@@ -26,7 +26,7 @@ from ..inference.engines import Completion, SampleRequest
 from ..inference.errors import EngineFailure, EngineFailureKind
 from ..inference.tokens import TokenRenderer
 from .entry import entered
-from .failures import engine_failure, final
+from .failures import engine_failure, final, refuse_ended_run
 from .services import Services
 
 _STORE_AGAIN_S = 0.5
@@ -195,8 +195,7 @@ def answers(facts: EpisodeFacts, turn: int) -> list[Message]:
 
 def _refuse_ended(facts: EpisodeFacts) -> None:
     """An ended run or episode buys no more tokens."""
-    if facts.run_state not in (RunState.RUNNING, RunState.PAUSED):
-        raise final(FailureKind.CANCELLED, f"the run is {facts.run_state}")
+    refuse_ended_run(facts)
     if facts.status is not EpisodeState.RUNNING:
         raise final(FailureKind.INFRASTRUCTURE, f"{facts.key.workflow_id} has ended already ({facts.status})")
 

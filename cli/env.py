@@ -110,7 +110,7 @@ def choose_policy(env: LoadedEnvironment, task: Task[Any], wanted: PolicyName | 
         else:
             raise PolicyError(
                 f"{env.name} has no `demonstrate`, and nobody is at this terminal to play it: "
-                "give --engine URL, or --policy echo"
+                "give --engine URL, or --policy human or echo"
             )
     if wanted is PolicyName.ECHO:
         return EchoPolicy(), "an echo"

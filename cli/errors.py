@@ -39,4 +39,7 @@ def sentences(error: BaseException) -> list[str] | None:
         if module is not None and isinstance(error, getattr(module, class_name)):
             problems = getattr(error, "problems", None) or [str(error)]
             return [printable(" ".join(str(problem).split())) for problem in problems]
+    rpc = sys.modules.get("temporalio.service")
+    if rpc is not None and isinstance(error, rpc.RPCError):
+        return [f"Temporal refused or did not answer: {printable(' '.join(error.message.split()))}."]
     return None

@@ -48,6 +48,10 @@ def new_run_id(name: str, wanted: str | None) -> str:
     return run_id
 
 
+_AGAIN_S = 1.0
+"""Between two looks for a Temporal that is away."""
+
+
 def document_of(config: RunConfig) -> dict[str, Any]:
     """The run file as `RunWorkflow` takes it: plain JSON, without the fields nobody set."""
     return config.model_dump(mode="json", exclude_unset=True)
@@ -110,7 +114,7 @@ async def _outcome(handle: "WorkflowHandle[Any, Any]") -> RunResult:
     from temporalio.exceptions import ApplicationError, CancelledError, is_cancelled_exception
 
     try:
-        result = await handle.result()
+        result = await _outlasting(handle)
     except WorkflowFailureError as failure:
         cause: BaseException | None = failure.cause
         if isinstance(cause, CancelledError) or (cause is not None and is_cancelled_exception(cause)):
@@ -120,3 +124,20 @@ async def _outcome(handle: "WorkflowHandle[Any, Any]") -> RunResult:
         words = cause.message if isinstance(cause, ApplicationError) else str(cause)
         raise CommandError(f"{handle.id} failed: {words}") from None
     return result if isinstance(result, RunResult) else RunResult.model_validate(result)
+
+
+async def _outlasting(handle: "WorkflowHandle[Any, Any]") -> Any:
+    """The result of a workflow, however often Temporal is away meanwhile: the run goes on without us, too."""
+    from temporalio.service import RPCError, RPCStatusCode
+
+    while True:
+        try:
+            return await handle.result()
+        except RPCError as error:
+            if error.status not in (
+                RPCStatusCode.UNAVAILABLE,
+                RPCStatusCode.CANCELLED,
+                RPCStatusCode.DEADLINE_EXCEEDED,
+            ):
+                raise
+            await asyncio.sleep(_AGAIN_S)

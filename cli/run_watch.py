@@ -6,7 +6,7 @@ run has ended is Temporal's word, since a row may have ended before its workflow
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final, Protocol
 
 from rich.console import Console
@@ -52,13 +52,15 @@ async def watch_run(settings: Settings, client: "Client", run_id: str) -> RunSta
 
 async def follow(store: "Store", client: "Client", run_id: str, console: Console) -> RunState:
     """Show progress until the run has ended; its state then. Raises CommandError where its workflow failed."""
+    from ..db.errors import StoreUnreachable
     from ..db.runs import get_run
 
     ended = asyncio.create_task(run_ends(client, run_id))
     try:
         row = None
         while row is None and not ended.done():
-            row = await get_run(store, run_id)
+            with suppress(StoreUnreachable):  # it restarts, and so do we
+                row = await get_run(store, run_id)
             await asyncio.wait([ended], timeout=0.0 if row is not None else 0.2)
         with _display(console, expected_episodes(row.config) if row is not None else None) as display:
             while not ended.done():

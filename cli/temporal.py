@@ -37,8 +37,15 @@ async def connect(address: str | None) -> Client:
     config = temporal_connect_config(address)
     target = config.get("target_host") or address or "?"
     try:
-        return await asyncio.wait_for(Client.connect(**config, plugins=[AtroposPlugin()]), _CONNECT_S)
-    except (RuntimeError, RPCError, OSError, TimeoutError) as error:
+        client = await asyncio.wait_for(Client.connect(**config, plugins=[AtroposPlugin()]), _CONNECT_S)
+        await client.workflow_service.describe_namespace(DescribeNamespaceRequest(namespace=client.namespace))
+        return client
+    except RPCError as error:
+        raise TemporalUnready(
+            f"Temporal at {target} refuses the namespace {config.get('namespace') or 'default'!r} ({error.message}); "
+            "set TEMPORAL_NAMESPACE to one that exists, or ask for access."
+        ) from None
+    except (RuntimeError, OSError, TimeoutError) as error:
         found = re.search(r'message: "([^"]+)"', str(error))
         reason = found[1] if found else (str(error).splitlines() or ["no answer"])[0]
         raise TemporalUnready(

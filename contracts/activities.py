@@ -222,6 +222,8 @@ class EpisodeResult(Wire):
     valid: bool
     stop: StopReason
     failure: FailureKind | None = None
+    reason: str | None = None
+    """What went wrong, in words (preview)."""
     reward: float | None = None
     turns: int = 0
     sampled_tokens: int = 0

@@ -11,6 +11,7 @@ from typing import Any, Final
 from ..contracts.activities import EpisodeResult
 from ..contracts.episode import Score
 from ..contracts.ids import EpisodeKey
+from ..contracts.messages import preview
 from ..contracts.reasons import FailureKind, StopReason
 from ..contracts.records import BadRecord
 from ..contracts.states import EpisodeState
@@ -103,12 +104,13 @@ async def finish_episode(
 
 def result_of(key: EpisodeKey, row: Sequence[Any]) -> EpisodeResult:
     """The result of an ended episode from (state, stop, failure, reason, reward, turns, sampled_tokens, version)."""
-    state, stop, failure, _, reward, turns, tokens, version = row
+    state, stop, failure, reason, reward, turns, tokens, version = row
     return EpisodeResult(
         key=key,
         valid=state == EpisodeState.DONE,
         stop=StopReason(stop),
         failure=None if failure is None else FailureKind(failure),
+        reason=None if reason is None else preview(reason),
         reward=reward,
         turns=turns,
         sampled_tokens=tokens,

@@ -140,7 +140,8 @@ def masked(url: URL) -> str:
 
 def unreachable(url: URL, error: BaseException) -> StoreUnreachable:
     """One sentence about a connection that cannot be had, without the password."""
-    detail = (str(error).strip().splitlines() or [type(error).__name__])[-1].strip().rstrip(".")
+    lines = [line.strip() for line in str(error).splitlines() if "is the server running" not in line.lower()]
+    detail = next((line for line in reversed(lines) if line), type(error).__name__).rstrip(".")
     if url.password:
         detail = detail.replace(url.password, "***")
     return StoreUnreachable(f"Postgres at {masked(url)} cannot be reached: {detail}.")

@@ -60,3 +60,8 @@ def spellings(texts: Iterable[str]) -> "re.Pattern[str]":
 def broken_up(found: "re.Match[str]") -> str:
     """The spelling with an invisible character after its first, so that it is no token any more."""
     return f"{found[0][0]}\u200b{found[0][1:]}"
+
+
+def without_surrogates(text: str) -> str:
+    """Lone surrogates, which no tokenizer takes, as U+FFFD. Rows keep the text as it was."""
+    return text if text.isascii() else text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

@@ -17,6 +17,7 @@ import difflib
 import json
 import logging
 import threading
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -27,7 +28,7 @@ from pydantic import ValidationError
 from ..contracts.messages import Message, Role, ToolCall, ToolSpec
 from ..contracts.runfile import ModelConfig
 from .plain import TokensError as TokensError
-from .plain import broken_up, plain_message, plain_tools, spellings
+from .plain import broken_up, plain_message, plain_tools, spellings, without_surrogates
 
 logger = logging.getLogger(__name__)
 
@@ -159,6 +160,7 @@ class TokenRenderer:
         marks (`</tool_response>`).
         """
         plain = plain_message(message)
+        plain["content"] = without_surrogates(plain["content"])
         if message.role is not Role.ASSISTANT:
             pattern = self._marks if message.role is Role.TOOL else self._control
             plain["content"] = pattern.sub(broken_up, plain["content"])
@@ -171,7 +173,8 @@ class TokenRenderer:
 
 
 _LOADED: dict[tuple[str, str, str], TokenRenderer] = {}
-_LOADING = threading.Lock()
+_LOADING: defaultdict[tuple[str, str, str], threading.Lock] = defaultdict(threading.Lock)
+"""One lock a model: a hub that does not answer for one must not hold up the others."""
 
 
 def load_renderer(model: ModelConfig) -> TokenRenderer:
@@ -180,7 +183,7 @@ def load_renderer(model: ModelConfig) -> TokenRenderer:
     Raises TokensError with one sentence: folder missing, no tokenizer in it, unknown format (with the nearest name).
     """
     key = (model.path, model.revision, model.renderer)
-    with _LOADING:
+    with _LOADING[key]:
         if key not in _LOADED:
             _LOADED[key] = _load(model)
         return _LOADED[key]

@@ -60,7 +60,7 @@ class GroupWorkflow:
         """Play all members, then top up while too few are valid."""
         await self._play(self._members)
         for _ in range(self._group.top_up):
-            if self._valid >= self._group.min_valid:
+            if self._valid >= self._group.min_valid or FailureKind.CANCELLED in self._failures:
                 return
             again = [key.model_copy(update={"attempt": key.attempt + 1}) for key in self._members if self._lost(key)]
             for key in again:
@@ -70,6 +70,10 @@ class GroupWorkflow:
     @property
     def _valid(self) -> int:
         return sum(1 for result in self._results.values() if result is not None and result.valid)
+
+    @property
+    def _failures(self) -> list[FailureKind]:
+        return [result.failure for result in self._results.values() if result is not None and result.failure]
 
     def _lost(self, key: EpisodeKey) -> bool:
         result = self._results[key.member]
@@ -103,9 +107,11 @@ class GroupWorkflow:
     async def _judge(self) -> tuple[FailureKind, str] | None:
         """Score the valid members as a group; say why where there are too few of them."""
         if self._valid < self._group.min_valid:
-            kinds = [result.failure for result in self._results.values() if result is not None and result.failure]
+            kinds = self._failures
             kind = max(kinds, key=kinds.count, default=FailureKind.INFRASTRUCTURE)
-            return kind, f"{self._valid} of {self._group.size} members valid, {self._group.min_valid} needed"
+            reasons = [result.reason for result in self._results.values() if result is not None and result.reason]
+            why = max(reasons, key=reasons.count, default="its members were lost")
+            return kind, f"{self._valid} of {self._group.size} members valid, {self._group.min_valid} needed: {why}"
         if self._group.group_scorer_at is not None:
             valid = tuple(key for key in self._members if not self._lost(key))
             score = quick if self._group.group_scorer_at is RunAt.INLINE else scheduled

@@ -33,13 +33,13 @@ from .group import search_attributes
 @workflow.defn(name=RUN_WORKFLOW)
 class RunWorkflow:
     @workflow.init
-    def __init__(self, document: Any) -> None:
+    def __init__(self, document: Any = None) -> None:
         self._id = workflow.info().workflow_id
         self._phase = "validating the run file"
         self._children: list[str] = []
 
     @workflow.run
-    async def run(self, document: Any) -> RunResult:
+    async def run(self, document: Any = None) -> RunResult:
         plan = await self._register(document)
         workflow.upsert_search_attributes([SearchAttributeKey.for_keyword(search.RUN).value_set(self._id)])
         outcomes: list[EvaluationOutcome] = []
