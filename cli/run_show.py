@@ -32,7 +32,9 @@ def render_list(rows: Sequence[RunRow], console: Console) -> None:
         console.print(Text("There are no runs yet; start one with `atropos run start -f run.yaml`."))
         return
     table = Table(box=None, pad_edge=False)
-    for column in ("run", "state", "environments", "started", "why"):
+    for column in ("run", "state"):
+        table.add_column(column, no_wrap=True)  # people copy ids
+    for column in ("environments", "started", "why"):
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(

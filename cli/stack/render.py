@@ -55,14 +55,16 @@ def render_status(status: StackStatus, console: Console) -> None:
     if status.error is not None:
         console.print(f"The last start failed: {status.error}", style="red", highlight=False)
     table = Table(box=None, pad_edge=False)
-    for column in ("part", "health", "address", "from", "pid", "restarts", "detail"):
+    for column in ("part", "health", "address"):
+        table.add_column(column, no_wrap=True)  # people copy addresses
+    for column in ("from", "pid", "restarts", "detail"):
         table.add_column(column, overflow="fold")
     for part in status.parts:
         table.add_row(
             part.name,
             Text(part.health, style=_COLOURS[part.health]),
             part.address,
-            part.source,
+            "this stack" if status.running and part.source.startswith("running stack") else part.source,
             "" if part.pid is None else str(part.pid),
             str(part.restarts) if part.restarts else "",
             part.detail or "",
