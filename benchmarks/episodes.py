@@ -81,6 +81,7 @@ def document(name: str, model: Path, groups: int, tool_s: float) -> dict[str, An
         "environments": [
             {"id": f"{HERE / 'environment.py'}:SixTurns", "group_size": GROUP, "args": {"tool_s": tool_s}}
         ],
+        "sampling": {"max_tokens": 64},
         "rollout": {"concurrency": AT_ONCE // GROUP},
         "budget": {"groups": groups},
     }
