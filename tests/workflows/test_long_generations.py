@@ -9,13 +9,16 @@ from typing import Any
 
 import psycopg
 import pytest
-from atropos.activities.keeping import STREAMED_ABOVE
+from atropos.activities.keeping import STREAMED_ABOVE, keeping
 from atropos.contracts.ids import EpisodeKey
 from atropos.contracts.queues import WorkerRole
 from atropos.contracts.reasons import FinishReason, StopReason
 from atropos.contracts.records import EpisodeFacts
 from atropos.db.episodes import load_episode
+from atropos.db.errors import StoreUnreachable
 from atropos.db.store import open_store
+from atropos.inference.engines import Completion, LabelSpan
+from atropos.inference.errors import EngineFailure, unavailable
 from transformers import PreTrainedTokenizerFast
 
 from ..support.scripted import ScriptedEngine, scripted_engine
@@ -24,6 +27,7 @@ from ..support.world import ROLES, World, new_namespace
 LONG = " ".join(f"{n} and {n}" for n in range(100, 220))
 """Above the constant, in tokens; no tool call, so it is the answer."""
 WAIT_S = 120.0
+GROWING = Completion([7], [-0.5], FinishReason.LENGTH, (LabelSpan("default", 0, 1),), "scripted", 3)
 
 
 def says_the_rest(prompt: str, turn: int) -> str:
@@ -132,6 +136,53 @@ async def test_a_budget_that_was_used_up_asks_no_engine_again(world: World) -> N
     assert len(world.engine.requests) == 1
     [turn] = (await played(world, run.run_id)).turns
     assert (len(turn.sampled), turn.finish) == (budget, FinishReason.LENGTH)
+
+
+async def test_a_store_that_is_away_holds_nothing_up_and_the_next_prefix_is_tried() -> None:
+    tries: asyncio.Queue[Completion] = asyncio.Queue()
+
+    async def away(partial: Completion) -> None:
+        tries.put_nowait(partial)
+        raise StoreUnreachable("Postgres cannot be reached")
+
+    async with keeping(away) as keeper:
+        for _ in range(3):
+            await keeper(GROWING)
+            assert await asyncio.wait_for(tries.get(), 10) is GROWING
+    assert keeper.used
+
+
+async def test_a_store_that_hangs_holds_nothing_up_and_nothing_is_written_after_the_end() -> None:
+    given_up = asyncio.Event()
+
+    async def hangs(partial: Completion) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            given_up.set()
+
+    async with keeping(hangs) as keeper:
+        for _ in range(3):
+            await keeper(GROWING)
+            await asyncio.sleep(0)
+    assert given_up.is_set()
+
+
+async def test_what_an_engine_said_before_it_failed_is_kept() -> None:
+    written: list[Completion] = []
+
+    async def slowly(partial: Completion) -> None:
+        await asyncio.sleep(0.01)
+        written.append(partial)
+
+    async def breaks_off() -> None:
+        async with keeping(slowly) as keeper:
+            await keeper(GROWING)
+            raise unavailable("it broke off")
+
+    with pytest.raises(EngineFailure):
+        await breaks_off()
+    assert written == [GROWING]
 
 
 async def test_a_short_completion_is_not_streamed(world: World) -> None:
