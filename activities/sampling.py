@@ -2,12 +2,13 @@
 
 Invariant: tokens in, tokens out. The prompt sent is the segment's ids, to the letter; what was sampled is stored with
 its logprobs and versions before this activity returns; a retry that finds the row returns it and pays nothing. Once
-tokens are paid for, storing them is retried here, heartbeating, until it succeeds or the activity is cancelled.
+tokens are paid for, storing them is retried here, heartbeating, until it succeeds or the activity is cancelled. Where a
+completion may be long, its tokens are kept while it grows, and a retry after the same prompt continues behind them.
 """
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from temporalio import activity
 
@@ -15,18 +16,20 @@ from ..contracts.activities import SAMPLE_TURN, SampleTurn, TurnResult
 from ..contracts.flow import Spent, completion_budget
 from ..contracts.ids import EpisodeKey
 from ..contracts.messages import Message, ToolSpec, preview, tool_result
-from ..contracts.reasons import FailureKind
-from ..contracts.records import STEP_INDEX, EpisodeFacts, TurnRecord, VersionSpan
+from ..contracts.reasons import FailureKind, FinishReason
+from ..contracts.records import STEP_INDEX, EpisodeFacts, PartialTurn, Sampled, TurnRecord, VersionSpan
 from ..contracts.states import EpisodeState
 from ..db.engines import put_version
 from ..db.episodes import load_episode, save_turn
 from ..db.errors import StoreUnreachable
+from ..db.partial import load_partial, prompt_digest, save_partial
 from ..environments.loaded import LoadedEnvironment
 from ..inference.engines import Completion, SampleRequest
 from ..inference.errors import EngineFailure, EngineFailureKind
 from ..inference.tokens import TokenRenderer
 from .entry import entered
 from .failures import engine_failure, final, refuse_ended_run
+from .keeping import STREAMED_ABOVE, continued, ended, keeping
 from .services import Services
 
 _STORE_AGAIN_S = 0.5
@@ -65,8 +68,8 @@ class ModelActivities:
         budget = await self._budget(facts, renderer, environment, len(prompt.ids))
         if budget <= 0:
             return TurnResult(overflow=True, prompt_tokens=len(prompt.ids))
-        record = await self._sample(facts, request.turn, renderer, environment, prompt, budget)
-        stored = await self._store(key, record)
+        record, had_partial = await self._sample(facts, request.turn, renderer, environment, prompt, budget)
+        stored = await self._store(key, record, had_partial)
         return _result(stored, environment, len(prompt.ids))
 
     async def _budget(
@@ -87,8 +90,11 @@ class ModelActivities:
         environment: LoadedEnvironment,
         prompt: Prompt,
         budget: int,
-    ) -> TurnRecord:
-        """One completion from an engine of the run, as a record. Raises what Temporal should do about a failure."""
+    ) -> tuple[TurnRecord, bool]:
+        """One completion as a record, and whether parts of it are in the store.
+
+        Raises what Temporal should do about a failure.
+        """
         run = await self._services.run(facts.key.run_id)
         sampling = run.config.sampling_for(facts.evaluation)
         request = SampleRequest(
@@ -98,33 +104,77 @@ class ModelActivities:
             max_tokens=budget,
             stop_token_ids=renderer.stop_token_ids,
         )
-        pool = await self._services.engines(facts.key.run_id)
         try:
-            async with pool.lease(facts.key.workflow_id) as engine:
-                completion = await engine.sample(request)
-                spans = await self._spans(facts.key.run_id, completion)
+            if budget > STREAMED_ABOVE:
+                sampled, finish, kept = await self._draw_long(facts.key, turn, request)
+            else:
+                sampled, finish = await self._draw(facts.key, request)
+                kept = False
         except EngineFailure as failure:
             raise engine_failure(failure) from failure
-        return TurnRecord(
+        record = TurnRecord(
             turn=turn,
             segment=prompt.segment,
             opens_segment=prompt.opens,
             message=renderer.parse(
-                completion.token_ids, turn=turn, prompt_ids=prompt.ids, tools=environment.spec.tool_specs()
+                sampled.sampled, turn=turn, prompt_ids=prompt.ids, tools=environment.spec.tool_specs()
             ),
             prompt_delta=prompt.delta,
-            sampled=completion.token_ids,
-            logprobs=completion.logprobs,
-            mask=[1] * len(completion.token_ids),
-            finish=completion.finish,
-            spans=spans,
+            sampled=sampled.sampled,
+            logprobs=sampled.logprobs,
+            mask=[1] * len(sampled.sampled),
+            finish=finish,
+            spans=sampled.spans,
             temperature=sampling.temperature,
-            engine_id=engine.engine_id,
-            incarnation=completion.incarnation,
+            engine_id=sampled.engine_id,
+            incarnation=sampled.incarnation,
             request_id=request.request_id,
         )
+        return record, kept
 
-    async def _spans(self, run_id: str, completion: Completion) -> tuple[VersionSpan, ...]:
+    async def _draw(self, key: EpisodeKey, request: SampleRequest) -> tuple[Sampled, FinishReason]:
+        """One completion from an engine of the run. Raises EngineFailure."""
+        pool = await self._services.engines(key.run_id)
+        async with pool.lease(key.workflow_id) as engine:
+            completion = await engine.sample(request)
+            spans = await self._spans(key.run_id, completion, engine.engine_id)
+        return continued(None, completion, spans, engine.engine_id), completion.finish
+
+    async def _draw_long(
+        self, key: EpisodeKey, turn: int, request: SampleRequest
+    ) -> tuple[Sampled, FinishReason, bool]:
+        """The same, streamed: begun where an earlier try broke off, and kept while it grows.
+
+        Also whether parts of it were kept. Where all of it was, no engine is asked.
+        """
+        store = self._services.store
+        digest = prompt_digest(request.prompt_ids)
+        partial = await load_partial(store, key, turn)
+        begun = partial.so_far if partial is not None and partial.prompt_digest == digest else None
+        if begun is not None:
+            finish = ended(begun.sampled, request.max_tokens, request.stop_token_ids)
+            if finish is not None:
+                return begun, finish, True
+            request = replace(
+                request,
+                prompt_ids=request.prompt_ids + begun.sampled,
+                max_tokens=request.max_tokens - len(begun.sampled),
+            )
+        pool = await self._services.engines(key.run_id)
+        async with pool.lease(key.workflow_id) as engine:
+
+            async def grown(completion: Completion) -> Sampled:
+                spans = await self._spans(key.run_id, completion, engine.engine_id)
+                return continued(begun, completion, spans, engine.engine_id)
+
+            async def save(completion: Completion) -> None:
+                await save_partial(store, key, turn, PartialTurn(digest, await grown(completion)))
+
+            async with keeping(save) as keeper:
+                completion = await engine.sample(request, keeper)
+            return await grown(completion), completion.finish, partial is not None or keeper.used
+
+    async def _spans(self, run_id: str, completion: Completion, engine_id: str) -> tuple[VersionSpan, ...]:
         """The engine's labels as policy versions of the run. The first label ever seen is version 0."""
         spans = []
         for span in completion.spans:
@@ -138,13 +188,13 @@ class ModelActivities:
                     f"the engine sampled with weights {span.label!r}, which this run never published",
                     retryable=True,
                 )
-            spans.append(VersionSpan(span.label, version, span.start, span.end))
+            spans.append(VersionSpan(span.label, version, span.start, span.end, engine_id, completion.incarnation))
         return tuple(spans)
 
-    async def _store(self, key: EpisodeKey, record: TurnRecord) -> TurnRecord:
+    async def _store(self, key: EpisodeKey, record: TurnRecord, had_partial: bool) -> TurnRecord:
         while True:
             try:
-                stored, _ = await save_turn(self._services.store, key, record)
+                stored, _ = await save_turn(self._services.store, key, record, had_partial=had_partial)
             except StoreUnreachable:
                 activity.logger.warning("the store is away; %s keeps %d tokens", key.workflow_id, len(record.sampled))
                 await asyncio.sleep(_STORE_AGAIN_S)

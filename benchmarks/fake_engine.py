@@ -9,7 +9,7 @@ import json
 import re
 
 from atropos.contracts.reasons import FinishReason
-from atropos.inference.engines import Completion, EngineAddress, LabelSpan, SampleRequest, WeightInfo
+from atropos.inference.engines import Completion, EngineAddress, LabelSpan, Progress, SampleRequest, WeightInfo
 from transformers import PreTrainedTokenizerFast
 
 _TURN = re.compile(r"/turn/(\d+)/")
@@ -24,7 +24,8 @@ class FakeEngine:
         self._tokenizer = tokenizer
         self._model_s = model_s
 
-    async def sample(self, request: SampleRequest) -> Completion:
+    async def sample(self, request: SampleRequest, progress: Progress | None = None) -> Completion:
+        del progress  # it is said at once, so there is nothing between
         if self._model_s:
             await asyncio.sleep(self._model_s)
         found = _TURN.search(request.request_id)

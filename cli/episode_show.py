@@ -6,7 +6,7 @@ stored ids; their text is the model's own decoding where its folder is here, and
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -78,7 +78,7 @@ def render_episode(shown: Shown, link: str | None, console: Console, *, tokens: 
 
 def _turn_line(record: TurnRecord) -> str:
     mean = mean_logprob(record)
-    versions = ", ".join(f"version {span.version}" for span in record.spans) or "no version"
+    versions = ", ".join(dict.fromkeys(f"version {span.version}" for span in record.spans)) or "no version"
     parts = [
         f"turn {record.turn}: {len(record.prompt_delta)} prompt + {len(record.sampled)} sampled tokens",
         "no logprob" if mean is None else f"mean logprob {mean:.3f}",
@@ -220,7 +220,7 @@ def facts_of(shown: Shown, *, tokens: bool = False) -> dict[str, Any]:
                 "finish": record.finish,
                 "sampled_tokens": len(record.sampled),
                 "mean_logprob": mean_logprob(record),
-                "spans": [[span.label, span.version, span.start, span.end] for span in record.spans],
+                "spans": [list(astuple(span)) for span in record.spans],
                 "temperature": record.temperature,
                 "engine": record.engine_id,
                 "incarnation": record.incarnation,

@@ -5,7 +5,7 @@ all of it under its key or refuses it whole. Token arrays are Python lists here;
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .ids import EpisodeKey
@@ -20,12 +20,46 @@ class BadRecord(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class VersionSpan:
-    """Tokens [start, end) of a completion were sampled by weights that the engine calls `label`."""
+    """Tokens [start, end) of a completion were sampled by weights that the engine calls `label`.
+
+    `engine_id` and `incarnation`: by which life of which engine, since a completion that broke off may have been
+    continued elsewhere. None in rows older than these fields; then the turn's own hold.
+    """
 
     label: str
     version: int
     start: int
     end: int
+    engine_id: str | None = None
+    incarnation: str | None = None
+
+    def moved(self, by: int) -> "VersionSpan":
+        return replace(self, start=self.start + by, end=self.end + by)
+
+
+def joined(first: tuple[VersionSpan, ...], second: tuple[VersionSpan, ...]) -> tuple[VersionSpan, ...]:
+    """Spans of a prefix and of its continuation (counted from its own first token) as spans of the whole."""
+    if not first or not second:
+        return first or second
+    last, head, *rest = first[-1], *(span.moved(first[-1].end) for span in second)
+    if replace(head, start=last.start) == replace(last, end=head.end):
+        return (*first[:-1], replace(last, end=head.end), *rest)
+    return (*first, head, *rest)
+
+
+def check_sampled(what: str, sampled: list[int], logprobs: list[float], spans: tuple[VersionSpan, ...]) -> None:
+    """Raise BadRecord unless every sampled token has one finite logprob and lies in exactly one span."""
+    if len(sampled) != len(logprobs):
+        raise BadRecord(f"{what}: {len(sampled)} sampled ids and {len(logprobs)} logprobs; they must be equally many")
+    if not all(map(math.isfinite, logprobs)):
+        raise BadRecord(f"{what}: a logprob is not finite")
+    position = 0
+    for span in spans:
+        if span.start != position or span.end <= span.start:
+            raise BadRecord(f"{what}: version spans do not tile the sampled tokens")
+        position = span.end
+    if position != len(sampled):
+        raise BadRecord(f"{what}: version spans cover {position} of {len(sampled)} sampled tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,20 +94,39 @@ class TurnRecord:
                 f"turn {self.turn}: {len(self.sampled)} sampled ids, {len(self.logprobs)} logprobs and "
                 f"{len(self.mask)} mask entries; they must be equally many"
             )
-        if not all(map(math.isfinite, self.logprobs)):
-            raise BadRecord(f"turn {self.turn}: a logprob is not finite")
-        position = 0
-        for span in self.spans:
-            if span.start != position or span.end <= span.start:
-                raise BadRecord(f"turn {self.turn}: version spans do not tile the sampled tokens")
-            position = span.end
-        if position != len(self.sampled):
-            raise BadRecord(f"turn {self.turn}: version spans cover {position} of {len(self.sampled)} sampled tokens")
+        check_sampled(f"turn {self.turn}", self.sampled, self.logprobs, self.spans)
 
     @property
     def policy_version(self) -> int | None:
         """The oldest version that sampled a token of this turn; None where nothing was sampled."""
         return min((span.version for span in self.spans), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """At least one token with where it came from: a completion, or as much of one as there is.
+
+    `engine_id`, `incarnation`: of the last token.
+    """
+
+    sampled: list[int]
+    logprobs: list[float]
+    spans: tuple[VersionSpan, ...]
+    engine_id: str
+    incarnation: str
+
+    def __post_init__(self) -> None:
+        if not self.sampled:
+            raise BadRecord("a completion has at least one token")
+        check_sampled("a completion", self.sampled, self.logprobs, self.spans)
+
+
+@dataclass(frozen=True, slots=True)
+class PartialTurn:
+    """What there is of a turn that is not whole yet. `prompt_digest` names the ids that it continues, and no others."""
+
+    prompt_digest: str
+    so_far: Sampled
 
 
 STEP_INDEX = -1

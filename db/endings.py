@@ -38,6 +38,9 @@ FROM (
 WHERE {_OF_EPISODE} AND state = 'running'
 """
 
+_SWEEP: Final = f"DELETE FROM partial_turns WHERE {_OF_EPISODE}"
+"""What a turn that never became whole left behind, or a write that raced with the whole turn."""
+
 _NEVER_STARTED: Final = """
 INSERT INTO episodes (run_id, group_no, member, attempt, environment_version, prompt, start_state,
   state, stop, failure, reason, ended_at)
@@ -90,6 +93,7 @@ async def finish_episode(
             for values in last:
                 await connection.execute(INSERT_SCORE, values)
             closed = await connection.execute(_CLOSE, params(key) | ending)
+            await connection.execute(_SWEEP, params(key))
             stored = await connection.execute(_READ, params(key), binary=True)
         row, wrote = await stored.fetchone(), bool(closed.rowcount)
         if row is None and failed:

@@ -18,6 +18,7 @@ from ..contracts.states import EpisodeState
 from .base import Base, finite, one_of
 
 EPISODE = ("run_id", "group_no", "member", "attempt")
+SPANS = "[label, version, start, end, engine, incarnation] in order, end exclusive: who sampled which tokens"
 LATE_KINDS = ("turn", "call", "score", "ending")
 
 
@@ -102,7 +103,7 @@ class TurnRow(EpisodeId):
     logprobs: Mapped[bytes] = mapped_column(comment="float32 log-probability of each, at this temperature")
     mask: Mapped[bytes] = mapped_column(comment="uint8 of each: 1 trains, 0 does not")
     finish: Mapped[str] = mapped_column(comment="Why the engine stopped sampling")
-    spans: Mapped[list[Any]] = mapped_column(comment="[label, version, start, end) in order: who sampled which tokens")
+    spans: Mapped[list[Any]] = mapped_column(comment=SPANS)
     policy_version: Mapped[int | None] = mapped_column(comment="Oldest version of the spans; NULL: nothing was sampled")
     temperature: Mapped[float] = mapped_column(comment="Temperature of the sampling distribution")
     engine_id: Mapped[str] = mapped_column(comment="The engine that sampled")
@@ -130,6 +131,31 @@ class TurnRow(EpisodeId):
         CheckConstraint("(octet_length(sampled) = 0) = (policy_version IS NULL)", name="version"),
         CheckConstraint("lossy = (message_exact IS NOT NULL)", name="lossy"),
         {"comment": "Model calls; tokens are the truth, messages a display copy"},
+    )
+
+
+class PartialTurnRow(EpisodeId):
+    """What was sampled so far of a long model call."""
+
+    __tablename__ = "partial_turns"
+
+    turn: Mapped[int] = mapped_column(primary_key=True, comment="Which model call of the episode, from 0")
+    prompt_digest: Mapped[str] = mapped_column(comment="SHA-256 of the prompt's int32 ids, hexadecimal")
+    sampled: Mapped[bytes] = mapped_column(comment="int32 ids that were sampled so far")
+    logprobs: Mapped[bytes] = mapped_column(comment="float32 log-probability of each, at the run's temperature")
+    spans: Mapped[list[Any]] = mapped_column(comment=SPANS)
+    engine_id: Mapped[str] = mapped_column(comment="The engine that sampled the last token")
+    incarnation: Mapped[str] = mapped_column(comment="Which process of that engine")
+    updated_at: Mapped[datetime] = mapped_column(server_default=func.now(), comment="When it last grew")
+
+    __table_args__ = (
+        _of_episode(),
+        CheckConstraint("turn >= 0", name="numbers"),
+        CheckConstraint("prompt_digest ~ '^[0-9a-f]{64}$'", name="prompt_digest"),
+        CheckConstraint("octet_length(sampled) % 4 = 0 AND octet_length(sampled) > 0", name="ids"),
+        CheckConstraint("octet_length(logprobs) = octet_length(sampled)", name="lengths"),
+        CheckConstraint("encode(logprobs, 'hex') !~ '^(?:.{8})*.{4}[89a-f].[7f]f'", name="logprobs_finite"),
+        {"comment": "Long model calls that are not whole yet; a retry continues from here, the whole turn removes it"},
     )
 
 

@@ -6,6 +6,7 @@ round trip. A turn that opens a later segment leaves its prompt in the segment's
 """
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from typing import Any, Final
 
@@ -28,7 +29,7 @@ from .errors import Unknown
 from .late import ENDED, TAKEN, keep_late, params
 from .store import Direct, Store
 
-_INSERT: Final = """
+_STORE: Final = """
 WITH episode AS (
   SELECT FROM episodes
   WHERE run_id = %(run)s AND group_no = %(group)s AND member = %(member)s AND attempt = %(attempt)s
@@ -51,9 +52,19 @@ WITH episode AS (
   INSERT INTO segments (run_id, group_no, member, attempt, segment, first_turn, agent, prompt)
   SELECT %(run)s, %(group)s, %(member)s, %(attempt)s, segment, %(turn)s, %(agent)s, %(prompt)b
   FROM kept WHERE %(opens)s
+)"""
+_INSERT: Final = _STORE + " SELECT FROM kept"
+_INSERT_LONG: Final = (
+    _STORE
+    + """, grown AS (
+  DELETE FROM partial_turns
+  WHERE run_id = %(run)s AND group_no = %(group)s AND member = %(member)s AND attempt = %(attempt)s
+    AND turn = %(turn)s AND EXISTS (SELECT FROM kept)
 )
 SELECT FROM kept
 """
+)
+"""The same, and what was kept of the turn while it grew goes; a statement of its own, so that most turns do not pay."""
 
 _COLUMNS: Final = """
 SELECT t.turn, t.segment, t.opens_segment, t.message::text, t.message_exact, coalesce(s.prompt, t.prompt_delta),
@@ -71,16 +82,19 @@ SELECT_TURNS: Final = _COLUMNS + "ORDER BY t.turn"
 _SELECT_TURN: Final = _COLUMNS + "AND t.turn = %(turn)s"
 
 
-async def save_turn(store: Store, key: EpisodeKey, record: TurnRecord) -> tuple[TurnRecord, bool]:
+async def save_turn(
+    store: Store, key: EpisodeKey, record: TurnRecord, *, had_partial: bool = False
+) -> tuple[TurnRecord, bool]:
     """Store a model call unless its key is taken; the record that is stored, and whether it is this one.
 
+    `had_partial`: parts of it were stored as it grew; they are removed in the same statement.
     Saving the same record again is a no-op that says True. A different one for a taken key, or one for an episode that
     has ended, goes to `late_results`; in the latter case the given record comes back, with False.
     Raises Unknown where there is no such episode, Refused or BadRecord for what the schema forbids.
     """
     values = params(key) | _values(record)
     async with store.direct() as connection:
-        if (await connection.execute(_INSERT, values)).rowcount:
+        if (await connection.execute(_INSERT_LONG if had_partial else _INSERT, values)).rowcount:
             return record, True
         row = await (await connection.execute(_SELECT_TURN, values, binary=True)).fetchone()
         if row is None:
@@ -110,7 +124,7 @@ def turn_of(row: tuple[Any, ...]) -> TurnRecord:
         logprobs=unpack_floats(logprobs),
         mask=list(mask),
         finish=FinishReason(finish),
-        spans=tuple(VersionSpan(*span) for span in json.loads(spans)),
+        spans=load_spans(spans),
         temperature=temperature,
         engine_id=engine,
         incarnation=incarnation,
@@ -138,7 +152,7 @@ def _values(record: TurnRecord) -> dict[str, Any]:
         "logprobs": pack_floats(record.logprobs),
         "mask": pack_mask(record.mask),
         "finish": record.finish,
-        "spans": json.dumps([[clean(s.label), s.version, s.start, s.end] for s in record.spans]),
+        "spans": dump_spans(record.spans),
         "version": record.policy_version,
         "temperature": record.temperature,
         "engine": clean(record.engine_id),
@@ -146,6 +160,26 @@ def _values(record: TurnRecord) -> dict[str, Any]:
         "request": clean(record.request_id),
         "provisional": record.provisional,
     }
+
+
+def dump_spans(spans: Iterable[VersionSpan]) -> str:
+    """JSON: `[label, version, start, end]` and, where known, engine and incarnation."""
+    return json.dumps([[*_span(span), *_life(span)] for span in spans])
+
+
+def _span(span: VersionSpan) -> list[str | int]:
+    return [clean(span.label), span.version, span.start, span.end]
+
+
+def _life(span: VersionSpan) -> list[str | None]:
+    if span.engine_id is None and span.incarnation is None:
+        return []
+    return [clean_or_none(span.engine_id), clean_or_none(span.incarnation)]
+
+
+def load_spans(text: str) -> tuple[VersionSpan, ...]:
+    """The other way; rows of older builds have four elements a span."""
+    return tuple(VersionSpan(*span) for span in json.loads(text))
 
 
 def _plain(record: TurnRecord) -> dict[str, Any]:

@@ -5,6 +5,7 @@ them, and at most one stop token, the last. Clients refuse (EngineFailure) what 
 a logprob that was made up trains a policy that nobody sampled.
 """
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -58,6 +59,11 @@ class Completion:
     """Prompt tokens the engine says it read; equals `len(prompt_ids)`."""
 
 
+Progress = Callable[[Completion], Awaitable[None]]
+"""Told of a completion while it grows: its first tokens, consistent in themselves, `finish` without meaning. It is
+awaited between two events, so it returns soon and raises nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class WeightInfo:
     """Which weights an engine holds, and which life of the engine this is."""
@@ -73,7 +79,10 @@ class Engine(Protocol):
 
     engine_id: str
 
-    async def sample(self, request: SampleRequest) -> Completion: ...
+    async def sample(self, request: SampleRequest, progress: Progress | None = None) -> Completion:
+        """One completion. With `progress` it is streamed, and what there is so far is told every few seconds, also
+        where it breaks off; the result is the same."""
+        ...
 
     async def health(self) -> None:
         """Returns where the server is up, raises where it is not."""

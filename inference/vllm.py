@@ -1,7 +1,7 @@
 """Client for vLLM and for the dev engine, which speaks the same part of vLLM's API: tokens in, tokens out.
 
 Invariant: what `sample` returns was sampled by the engine exactly so. Every count is checked against the request
-(`read_completion`), and a contradiction is a malformed answer, never a repaired one.
+(`answers`), and a contradiction is a malformed answer, never a repaired one.
 
 Time has one owner: the caller, who cancels. There is no read timeout, because a long generation is not a fault; a
 machine that vanishes is noticed by TCP keep-alive within half a minute. Cancelling closes the connection, which makes
@@ -18,13 +18,15 @@ import math
 import re
 import socket
 import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any, Final
 
 import httpx
 
-from ..contracts.reasons import FinishReason
-from .engines import Completion, EngineAddress, LabelSpan, SampleRequest, WeightInfo, why_unsupported
-from .errors import EngineFailure, failure_from_status, failure_from_transport, malformed, rejected, unavailable
+from .answers import Growing, events, read_completion
+from .engines import Completion, EngineAddress, Progress, SampleRequest, WeightInfo, why_unsupported
+from .errors import EngineFailure, EngineFailureKind, failure_from_status, failure_from_transport, malformed, rejected
 
 UNREPORTED: Final = "unreported"
 """Incarnation of a server that says nothing from which one could be told."""
@@ -36,10 +38,9 @@ _CONTROL_S: Final = 10.0
 _INCARNATION_S: Final = 5.0
 _VOCABULARY: Final = 2**31
 """Ids are stored as int32; a tighter bound comes from the model's own vocabulary."""
-_INVENTED_LOGPROB: Final = -9998.0
-"""vLLM writes -9999 where it has no logprob."""
-_SLACK: Final = 1e-3
-"""A logprob may exceed 0 by rounding, not by more."""
+PROGRESS_S: Final = 2.0
+"""`progress` of a streamed completion is told at most this often."""
+_JSON: Final = {"content-type": "application/json"}
 _START_TIME: Final = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})? (\S+)", re.MULTILINE)
 
 
@@ -75,15 +76,46 @@ class VllmEngine:
         self._incarnation_read = -math.inf
         self._reading = asyncio.Lock()
 
-    async def sample(self, request: SampleRequest) -> Completion:
+    async def sample(self, request: SampleRequest, progress: Progress | None = None) -> Completion:
         problem = why_unsupported(request.sampling)
         if problem is not None:
             raise rejected(problem)
         served = await self._model()
         incarnation = await self._known_incarnation()
-        body = request_body(request, served.get("id"))
+        body = request_body(request, served.get("id"), stream=progress is not None)
+        if progress is not None:
+            growing = Growing(self._who, request, self._vocabulary, incarnation)
+            return await self._grown(growing, body, progress)
         answer = await self._call("POST", "/inference/v1/generate", body, read_s=None)
         return read_completion(self._who, request, answer, self._vocabulary, incarnation)
+
+    async def _grown(self, growing: Growing, body: dict[str, Any], progress: Progress) -> Completion:
+        """The whole of a streamed completion; `progress` hears of what came before a stream broke off, too."""
+        told, told_at = 0, time.monotonic()
+        try:
+            async with aclosing(self._events("/inference/v1/generate", body)) as stream:
+                async for event in stream:
+                    growing.add(event)
+                    if time.monotonic() - told_at >= PROGRESS_S and growing.size > told:
+                        told, told_at = growing.size, time.monotonic()
+                        await progress(growing.partial())
+            return growing.whole()
+        except EngineFailure as failure:
+            if failure.kind is not EngineFailureKind.MALFORMED and growing.size > told:
+                await progress(growing.partial())
+            raise
+
+    async def _events(self, path: str, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+        try:
+            async with self._http.stream("POST", path, content=_dumped(body), headers=_JSON) as response:
+                if response.status_code >= 300:
+                    said = await response.aread()
+                    raise failure_from_status(self._who, response.status_code, response.headers, said)
+                async for event in events(self._who, response.aiter_bytes()):
+                    yield event
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            self._forget()
+            raise failure_from_transport(self._who, error) from error
 
     async def health(self) -> None:
         await self._send("GET", "/health", None, _CONTROL_S)
@@ -150,8 +182,7 @@ class VllmEngine:
 
     async def _send(self, method: str, path: str, body: dict[str, Any] | None, read_s: float | None) -> httpx.Response:
         timeout = httpx.Timeout(connect=_CONNECT_S, read=read_s, write=_SEND_S, pool=None)
-        content = None if body is None else json.dumps(body, separators=(",", ":")).encode()
-        headers = {} if body is None else {"content-type": "application/json"}
+        content, headers = (None, {}) if body is None else (_dumped(body), _JSON)
         try:
             response = await self._http.request(method, path, content=content, headers=headers, timeout=timeout)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -162,7 +193,11 @@ class VllmEngine:
         return response
 
 
-def request_body(request: SampleRequest, model: str | None) -> dict[str, Any]:
+def _dumped(body: dict[str, Any]) -> bytes:
+    return json.dumps(body, separators=(",", ":")).encode()
+
+
+def request_body(request: SampleRequest, model: str | None, *, stream: bool = False) -> dict[str, Any]:
     """The JSON body of `/inference/v1/generate`.
 
     `logprobs: 1`: the sampled token's own, of the distribution after temperature (the server runs with
@@ -186,100 +221,12 @@ def request_body(request: SampleRequest, model: str | None) -> dict[str, Any]:
     body: dict[str, Any] = {
         "request_id": request.request_id,
         "token_ids": request.prompt_ids,
-        "stream": False,
+        "stream": stream,
         "sampling_params": parameters,
     }
     if model is not None:
         body["model"] = model
     return body
-
-
-def read_completion(
-    who: str, request: SampleRequest, answer: dict[str, Any], vocabulary: int, incarnation: str
-) -> Completion:
-    """The completion in an answer. Raises EngineFailure where the answer contradicts itself or the request."""
-    try:
-        choices, usage = answer["choices"], answer["usage"]
-        if len(choices) != 1:
-            raise malformed(f"{who} answered with {len(choices)} completions for one request")
-        choice = choices[0]
-        finish = _finish(who, choice["finish_reason"])
-        token_ids = choice["token_ids"]
-        entries = choice["logprobs"]["content"]
-        spans = tuple(LabelSpan(s["version"], s["start"], s["end"]) for s in choice["weight_versions"])
-        prompt_tokens, completion_tokens = usage["prompt_tokens"], usage["completion_tokens"]
-        logprobs = [entry["logprob"] for entry in entries]
-        echoed = [entry.get("token_id") for entry in entries]
-    except (KeyError, TypeError, AttributeError) as error:
-        raise malformed(f"{who} left out or misspelt a field of the completion: {error!r}") from None
-    problem = (
-        _token_problem(request, token_ids, finish, vocabulary)
-        or _logprob_problem(token_ids, logprobs, echoed)
-        or _span_problem(len(token_ids), spans)
-    )
-    if problem is None and prompt_tokens != len(request.prompt_ids):
-        problem = f"it read {prompt_tokens} prompt tokens where {len(request.prompt_ids)} were sent"
-    if problem is None and completion_tokens != len(token_ids):
-        problem = f"it counts {completion_tokens} sampled tokens where it sent {len(token_ids)}"
-    if problem is not None:
-        raise malformed(f"{who} answered inconsistently: {problem}")
-    named = answer.get("incarnation")
-    return Completion(
-        token_ids=token_ids,
-        logprobs=[float(value) for value in logprobs],
-        finish=finish,
-        spans=spans,
-        incarnation=named if isinstance(named, str) and named else incarnation,
-        usage_prompt=prompt_tokens,
-    )
-
-
-def _finish(who: str, reason: object) -> FinishReason:
-    if reason == "stop":
-        return FinishReason.STOP
-    if reason == "length":
-        return FinishReason.LENGTH
-    if reason == "abort":
-        raise unavailable(f"{who} aborted the request")
-    raise malformed(f"{who} stopped for a reason we do not know: {str(reason)[:40]!r}")
-
-
-def _token_problem(request: SampleRequest, ids: object, finish: FinishReason, vocabulary: int) -> str | None:
-    if not isinstance(ids, list) or not ids:
-        return "no tokens"
-    if not all(type(i) is int and 0 <= i < vocabulary for i in ids):
-        return f"a token id is no whole number in [0, {vocabulary})"
-    if len(ids) > request.max_tokens:
-        return f"{len(ids)} tokens where at most {request.max_tokens} were asked for"
-    stops = set(request.stop_token_ids)
-    if stops.intersection(ids[:-1]):
-        return "it went on after a stop token"
-    if finish is FinishReason.STOP and stops and ids[-1] not in stops:
-        return f"it stopped at token {ids[-1]}, which is none of the stop tokens {sorted(stops)}"
-    return None
-
-
-def _logprob_problem(ids: list[int], logprobs: list[Any], echoed: list[Any]) -> str | None:
-    if len(logprobs) != len(ids):
-        return f"{len(logprobs)} logprobs for {len(ids)} tokens"
-    if not all(type(v) in (int, float) and math.isfinite(v) for v in logprobs):
-        return "a logprob is not a finite number"
-    if not all(_INVENTED_LOGPROB < v <= _SLACK for v in logprobs):
-        return "a logprob is above 0 or a placeholder"
-    if any(echo is not None and echo != token for echo, token in zip(echoed, ids, strict=True)):
-        return "a logprob belongs to another token than was sampled"
-    return None
-
-
-def _span_problem(tokens: int, spans: tuple[LabelSpan, ...]) -> str | None:
-    position = 0
-    for span in spans:
-        if type(span.start) is not int or type(span.end) is not int or not isinstance(span.label, str):
-            return "a version span is not a label with two whole numbers"
-        if span.start != position or span.end <= span.start:
-            return "version spans do not follow one another"
-        position = span.end
-    return None if position == tokens else f"version spans cover {position} of {tokens} tokens"
 
 
 def connect_engine(address: EngineAddress, *, vocabulary: int | None = None) -> VllmEngine:

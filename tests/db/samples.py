@@ -7,11 +7,12 @@ from atropos.contracts.ids import EpisodeKey
 from atropos.contracts.limits import Limits
 from atropos.contracts.messages import ToolCall, assistant, user
 from atropos.contracts.reasons import FinishReason
-from atropos.contracts.records import CallRecord, EpisodeStart, NewGroup, TurnRecord, VersionSpan
+from atropos.contracts.records import CallRecord, EpisodeStart, NewGroup, PartialTurn, Sampled, TurnRecord, VersionSpan
 from atropos.contracts.runfile import RunConfig, parse_run
 from atropos.db.admission import AdmissionState, admit
 from atropos.db.episodes import start_episode
 from atropos.db.groups import GroupRow
+from atropos.db.partial import prompt_digest
 from atropos.db.runs import NewEnvironment, create_run
 from atropos.db.store import Store
 
@@ -93,6 +94,12 @@ def turn(index: int = 0, tokens: int = 3, **changes: Any) -> TurnRecord:
         "request_id": f"request-{index}",
     }
     return TurnRecord(**(fields | changes))
+
+
+def partial(tokens: int = 3, *, prompt: tuple[int, ...] = (7, 8), first: int = 0) -> PartialTurn:
+    ids = list(range(first, first + tokens))
+    spans = (VersionSpan("base", 0, 0, tokens, "engine", "first"),)
+    return PartialTurn(prompt_digest(prompt), Sampled(ids, [-0.5] * tokens, spans, "engine", "first"))
 
 
 def tool_call(index: int = 0) -> ToolCall:

@@ -15,12 +15,13 @@ from atropos.contracts.episode import Score
 from atropos.contracts.reasons import FailureKind, FinishReason, StopReason
 from atropos.contracts.states import EngineState, EpisodeState, EvaluationState, GroupState, RunState
 from atropos.db import migrate
-from atropos.db.episodes import save_calls, save_scores, save_turn
+from atropos.db.episodes import load_episode, save_calls, save_scores, save_turn
 from atropos.db.errors import SchemaTooNew, SchemaTooOld, StoreUnreachable
 from atropos.db.models import Base
+from atropos.db.partial import load_partial, save_partial
 from atropos.db.runs import get_run
 from atropos.db.store import Store, open_store, parse_url
-from atropos.tests.db.samples import call, started, turn
+from atropos.tests.db.samples import call, partial, started, turn
 from sqlalchemy import create_engine
 
 if TYPE_CHECKING:
@@ -87,10 +88,18 @@ def test_run_id_leads_every_primary_key() -> None:
 async def test_token_columns_are_not_compressed(store: Store) -> None:
     async with store.direct() as connection:
         found = await connection.execute(
-            "SELECT attname FROM pg_attribute WHERE attrelid IN ('turns'::regclass, 'segments'::regclass)"
-            " AND atttypid = 'bytea'::regtype AND attstorage = 'e' ORDER BY attname"
+            "SELECT attrelid::regclass::text, attname FROM pg_attribute"
+            " WHERE attrelid IN ('turns'::regclass, 'segments'::regclass, 'partial_turns'::regclass)"
+            " AND atttypid = 'bytea'::regtype AND attstorage = 'e' ORDER BY 1, 2"
         )
-        assert [row[0] for row in await found.fetchall()] == ["logprobs", "mask", "prompt", "prompt_delta", "sampled"]
+        columns: dict[str, list[str]] = {}
+        for table, column in await found.fetchall():
+            columns.setdefault(table, []).append(column)
+    assert columns == {
+        "partial_turns": ["logprobs", "sampled"],
+        "segments": ["prompt"],
+        "turns": ["logprobs", "mask", "prompt_delta", "sampled"],
+    }
 
 
 @pytest.mark.parametrize(
@@ -108,6 +117,14 @@ async def test_token_columns_are_not_compressed(store: Store) -> None:
         "turns SET finish = 'bored'",
         "turns SET lossy = true",
         "turns SET segment = 7",
+        "partial_turns SET logprobs = logprobs || '\\x00000000'",
+        "partial_turns SET sampled = sampled || '\\x00'",
+        "partial_turns SET sampled = '', logprobs = ''",
+        f"partial_turns SET logprobs = '{NAN32}{NAN32[2:]}{NAN32[2:]}'",
+        "partial_turns SET logprobs = '\\x0000000000000000000080ff'",
+        "partial_turns SET prompt_digest = 'a prompt'",
+        "partial_turns SET turn = -1",
+        "partial_turns SET member = 9",
         "tool_calls SET reward = 'NaN'",
         "tool_calls SET seconds = 'Infinity'",
         "tool_calls SET call = NULL",
@@ -147,6 +164,7 @@ async def test_illegal_rows_are_refused_by_the_database(store: Store, change: st
 async def example(store: Store) -> str:
     key = await started(store)
     await save_turn(store, key, turn())
+    await save_partial(store, key, 1, partial())
     await save_calls(store, key, [call(state={"n": 1})])
     await save_scores(store, key, [Score(name="right", value=1.0)], "v1")
     return key.run_id
@@ -169,6 +187,21 @@ def test_migrations_go_up_and_down_on_data(empty: str) -> None:
     assert _columns(empty) == before
     migrate.downgrade(empty, "base")
     assert _columns(empty) == []
+
+
+async def test_the_migration_to_partial_turns_goes_up_and_down_on_turns(empty: str) -> None:
+    migrate.upgrade(empty)
+    store = await open_store(empty)
+    key = await started(store)
+    await save_turn(store, key, turn(0))
+    await save_partial(store, key, 1, partial())
+    migrate.downgrade(empty, "0003")
+    migrate.upgrade(empty)
+    facts = await load_episode(store, key)
+    assert facts is not None
+    assert [stored.spans for stored in facts.turns] == [turn(0).spans]
+    assert await load_partial(store, key, 1) is None
+    await store.close()
 
 
 def _columns(url: str) -> list[tuple[object, ...]]:
@@ -201,7 +234,7 @@ def test_a_missing_an_old_and_a_newer_schema_are_told_apart(empty: str) -> None:
     with pytest.raises(SchemaTooOld, match="no tables of Atropos yet"):
         migrate.check(empty)
     migrate.upgrade(empty, "0002")
-    with pytest.raises(SchemaTooOld, match="has schema 0002, this build needs 0003"):
+    with pytest.raises(SchemaTooOld, match="has schema 0002, this build needs 0004"):
         migrate.check(empty)
     with psycopg.connect(empty) as connection:
         connection.execute("UPDATE alembic_version SET version_num = '9999'")

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 from atropos.contracts.records import EngineRecord
-from atropos.inference.engines import Completion, EngineAddress, SampleRequest, WeightInfo
+from atropos.inference.engines import Completion, EngineAddress, Progress, SampleRequest, WeightInfo
 from atropos.inference.errors import EngineFailure, EngineFailureKind, malformed, rejected, unavailable
 from atropos.inference.pool import EnginePool, Ledger
 from hypothesis import given
@@ -27,7 +27,7 @@ class Idle:
     def __init__(self, address: EngineAddress) -> None:
         self.engine_id, self.address, self.closed = address.engine_id, address, False
 
-    async def sample(self, request: SampleRequest) -> Completion:
+    async def sample(self, request: SampleRequest, progress: Progress | None = None) -> Completion:
         raise NotImplementedError
 
     async def health(self) -> None: ...

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from atropos.inference.engines import Completion, Engine, EngineAddress, SampleRequest, WeightInfo
+from atropos.inference.engines import Completion, Engine, EngineAddress, Progress, SampleRequest, WeightInfo
 from atropos.inference.vllm import connect_engine
 from temporalio import activity
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
@@ -60,8 +60,8 @@ class DieWhenPaid:
         self._boundaries = boundaries
         self.engine_id = engine.engine_id
 
-    async def sample(self, request: SampleRequest) -> Completion:
-        completion = await self._engine.sample(request)
+    async def sample(self, request: SampleRequest, progress: Progress | None = None) -> Completion:
+        completion = await self._engine.sample(request, progress)
         found = _TURN.search(request.request_id)
         self._boundaries.reach(f"sample_turn.{found[1] if found else '?'}.paid")
         return completion

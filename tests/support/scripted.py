@@ -19,7 +19,7 @@ from atropos.contracts.messages import ToolSpec, user
 from atropos.inference.tiny_policy import train_tokenizer
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from transformers import PreTrainedTokenizerFast
 
@@ -53,6 +53,12 @@ class ScriptedEngine:
     """Requests for this turn wait until `released`; `waiting` says that one does."""
     waiting: asyncio.Event = field(default_factory=asyncio.Event)
     released: asyncio.Event = field(default_factory=asyncio.Event)
+    token_delay_s: float = 0.0
+    """Between two tokens of a streamed completion."""
+    breaks_after: list[int] = field(default_factory=list)
+    """Streams that end without their last event after so many tokens, first first."""
+    streamed: list[list[int]] = field(default_factory=list)
+    """What each streamed completion sent, as far as it came."""
     label: str = "default"
     requests: list[dict[str, Any]] = field(default_factory=list)
     url: str = ""
@@ -89,7 +95,26 @@ class ScriptedEngine:
         ids = [*self._tokenizer.encode(said, add_special_tokens=False), self._tokenizer.eos_token_id]
         limit = body["sampling_params"]["max_tokens"]
         cut = len(ids) > limit
+        if body["stream"]:
+            return StreamingResponse(self._stream(body, ids[:limit], cut=cut), media_type="text/event-stream")
         return JSONResponse(self._answer(body, ids[:limit], cut=cut))
+
+    async def _stream(self, body: dict[str, Any], ids: list[int], *, cut: bool) -> AsyncIterator[bytes]:
+        """An event for each token, then one that says why it ended."""
+        sent: list[int] = []
+        self.streamed.append(sent)
+        stop = self.breaks_after.pop(0) if self.breaks_after else None
+        for token in ids[:stop]:
+            event = self._answer(body, [token], cut=False)
+            event["choices"][0]["finish_reason"] = None
+            sent.append(token)
+            yield _event(event)
+            await asyncio.sleep(self.token_delay_s)
+        if stop is None:
+            last = self._answer(body, [], cut=cut)
+            last["usage"]["completion_tokens"] = len(ids)
+            last["choices"][0]["weight_versions"] = []
+            yield _event(last) + b"data: [DONE]\n\n"
 
     def _answer(self, body: dict[str, Any], ids: list[int], *, cut: bool) -> dict[str, Any]:
         content = [{"token_id": token, "logprob": -0.25, "rank": 1, "top_logprobs": []} for token in ids]
@@ -129,6 +154,10 @@ class ScriptedEngine:
 
     async def _models(self, request: Request) -> Response:
         return JSONResponse({"data": [{"id": "policy", "max_model_len": 2048}]})
+
+
+def _event(body: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(body).encode() + b"\n\n"
 
 
 @asynccontextmanager
