@@ -40,14 +40,12 @@ from ..db.episodes import (
     episode_scores,
     episode_view,
     finish_episode,
-    load_episode,
     save_calls,
     save_scores,
     start_episode,
 )
 from ..db.events import add_event
-from ..db.groups import load_group
-from ..db.tasks import load_task
+from ..db.tasks import load_opening
 from ..environments.faults import EnvironmentProblem
 from ..environments.loaded import LoadedEnvironment
 from .entry import entered
@@ -65,7 +63,7 @@ class EpisodeActivities:
     @entered
     async def start_episode(self, request: StartEpisode) -> EpisodePlan:
         key = request.key
-        facts = await load_episode(self._services.store, key)
+        facts = await self._services.memory.episode(key)
         if facts is None:
             facts = await self._begin(key)
         environment = await self._environment(facts)
@@ -82,13 +80,12 @@ class EpisodeActivities:
         )
 
     async def _begin(self, key: EpisodeKey) -> EpisodeFacts:
-        group = (await load_group(self._services.store, key.group)).group
-        stored = await load_task(self._services.store, key.run_id, group.environment, group.task_key)
-        environment = await self._services.environment(key.run_id, group.environment)
-        task = await environment.task_from_data(stored.data, stored.info)
-        prompt, state = await environment.start(task, _context(key, group.task_key, 0, "start"))
+        opening = await load_opening(self._services.store, key.group)
+        environment = await self._services.environment(key.run_id, opening.environment)
+        task = await environment.task_from_data(opening.task.data, opening.task.info)
+        prompt, state = await environment.start(task, _context(key, opening.task_key, 0, "start"))
         start = EpisodeStart(key, prompt, state, environment.spec.version)
-        return await start_episode(self._services.store, start)
+        return self._services.memory.keep(await start_episode(self._services.store, start))
 
     @activity.defn(name=ANSWER_TURN.name)
     @entered
@@ -226,7 +223,7 @@ class EpisodeActivities:
     @entered
     async def finish_episode(self, request: FinishEpisode) -> EpisodeResult:
         store = self._services.store
-        facts = await load_episode(store, request.key)
+        facts = await self._services.memory.episode(request.key)
         if facts is None:  # it failed before it began: the ending makes its row
             return await finish_episode(
                 store,
@@ -248,6 +245,7 @@ class EpisodeActivities:
             elsewhere = await episode_scores(store, facts.key) if environment.spec.scheduled_scorers else []
             reward = total_reward((*elsewhere, *scores))
         await self._clean_up(facts)
+        self._services.memory.forget(facts.key)
         return await finish_episode(
             store,
             request.key,
@@ -271,7 +269,7 @@ class EpisodeActivities:
             await add_event(self._services.store, facts.key.run_id, "cleanup_failed", str(fault), data)
 
     async def _open(self, key: EpisodeKey) -> tuple[EpisodeFacts, LoadedEnvironment, Task[Any]]:
-        facts = await load_episode(self._services.store, key)
+        facts = await self._services.memory.episode(key)
         if facts is None:
             raise final(FailureKind.INFRASTRUCTURE, f"the store has no episode {key.workflow_id}")
         environment = await self._environment(facts)

@@ -20,7 +20,7 @@ from ..contracts.reasons import FailureKind, FinishReason
 from ..contracts.records import STEP_INDEX, EpisodeFacts, PartialTurn, Sampled, TurnRecord, VersionSpan
 from ..contracts.states import EpisodeState
 from ..db.engines import put_version
-from ..db.episodes import load_episode, save_turn
+from ..db.episodes import save_turn
 from ..db.errors import StoreUnreachable
 from ..db.partial import load_partial, prompt_digest, save_partial
 from ..environments.loaded import LoadedEnvironment
@@ -56,7 +56,7 @@ class ModelActivities:
     async def sample_turn(self, request: SampleTurn) -> TurnResult:
         services = self._services
         key = request.key
-        facts = await load_episode(services.store, key)
+        facts = await services.memory.episode(key)
         if facts is None:
             raise final(FailureKind.INFRASTRUCTURE, f"the store has no episode {key.workflow_id}")
         environment = await services.environment(key.run_id, facts.environment)

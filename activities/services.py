@@ -31,6 +31,7 @@ from ..inference.pool import EnginePool
 from ..inference.tokens import TokenRenderer, load_renderer
 from ..inference.vllm import connect_engine
 from .failures import final
+from .memory import EpisodeMemory
 
 _RUNS_KEPT = 64
 _ENGINES_READ_EVERY_S = 5.0
@@ -81,6 +82,7 @@ class Services:
         self.secret = secret
         self.processes = processes
         self.connect = connect
+        self.memory = EpisodeMemory(store)
         self._base = base
         self._runs: OrderedDict[str, RunServices] = OrderedDict()
         self._opening = asyncio.Lock()

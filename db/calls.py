@@ -53,6 +53,9 @@ WHERE c.run_id = %(run)s AND c.group_no = %(group)s AND c.member = %(member)s AN
 """
 SELECT_CALLS: Final = _COLUMNS + " FROM tool_calls c" + _OF_EPISODE + "ORDER BY c.turn, c.call_index"
 """Rows for `call_of`, of all calls of an episode in order; without states."""
+SELECT_CALLS_FROM: Final = (
+    _COLUMNS + " FROM tool_calls c" + _OF_EPISODE + "AND c.turn >= %(first)s ORDER BY c.turn, c.call_index"
+)
 _SELECT_CALL: Final = (
     _COLUMNS
     + ", c.state::text, b.data FROM tool_calls c LEFT JOIN blobs b ON b.run_id = c.run_id AND b.digest = c.state_blob"

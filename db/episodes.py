@@ -6,6 +6,7 @@ are only ever added; an episode is started only in a group whose work is not ove
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, Final
 
 from ..contracts.activities import EpisodeResult
@@ -14,14 +15,14 @@ from ..contracts.ids import EpisodeKey
 from ..contracts.reasons import FailureKind, StopReason
 from ..contracts.records import STEP_INDEX, CallRecord, EpisodeFacts, EpisodeStart
 from ..contracts.states import EpisodeState, RunState
-from .calls import PUT_BLOB, SELECT_CALLS, call_of, save_calls
+from .calls import PUT_BLOB, SELECT_CALLS, SELECT_CALLS_FROM, call_of, save_calls
 from .encoding import decode, decode_messages, decode_state, encode, encode_state, plain_message
 from .endings import finish_episode
 from .errors import Refused
 from .late import params
 from .scores import episode_scores, save_scores
 from .store import Direct, Store
-from .turns import SELECT_TURNS, save_turn, turn_of, unknown_episode
+from .turns import SELECT_TURNS, SELECT_TURNS_FROM, save_turn, turn_of, unknown_episode
 
 __all__ = [
     "episode_result",
@@ -29,6 +30,7 @@ __all__ = [
     "episode_view",
     "finish_episode",
     "load_episode",
+    "refresh_episode",
     "save_calls",
     "save_scores",
     "save_turn",
@@ -53,14 +55,7 @@ FOR SHARE
 ON CONFLICT DO NOTHING
 """
 
-_SELECT: Final = """
-SELECT g.kind, g.environment, g.task_key, t.data::text, t.info::text, t.exact, g.evaluation, e.prompt::text,
-  e.prompt_exact, coalesce(last.state, e.start_state)::text, b.data, e.environment_version,
-  e.state, e.stop, e.failure, e.reward, r.state
-FROM episodes e
-JOIN runs r ON r.run_id = e.run_id
-JOIN groups g ON g.run_id = e.run_id AND g.group_no = e.group_no
-JOIN tasks t ON t.run_id = g.run_id AND t.environment = g.environment AND t.task_key = g.task_key
+_LAST_STATE: Final = """
 LEFT JOIN LATERAL (
   SELECT c.state, c.state_blob FROM tool_calls c
   WHERE c.run_id = e.run_id AND c.group_no = e.group_no AND c.member = e.member AND c.attempt = e.attempt
@@ -72,6 +67,30 @@ LEFT JOIN blobs b
   AND b.digest = CASE WHEN last.state IS NULL THEN coalesce(last.state_blob, e.start_state_blob) END
 WHERE e.run_id = %(run)s AND e.group_no = %(group)s AND e.member = %(member)s AND e.attempt = %(attempt)s
 """
+
+_SELECT: Final = (
+    """
+SELECT g.kind, g.environment, g.task_key, t.data::text, t.info::text, t.exact, g.evaluation, e.prompt::text,
+  e.prompt_exact, coalesce(last.state, e.start_state)::text, b.data, e.environment_version,
+  e.state, e.stop, e.failure, e.reward, r.state
+FROM episodes e
+JOIN runs r ON r.run_id = e.run_id
+JOIN groups g ON g.run_id = e.run_id AND g.group_no = e.group_no
+JOIN tasks t ON t.run_id = g.run_id AND t.environment = g.environment AND t.task_key = g.task_key
+"""
+    + _LAST_STATE
+)
+
+
+_NEWEST: Final = (
+    """
+SELECT e.state, e.stop, e.failure, e.reward, r.state, coalesce(last.state, e.start_state)::text, b.data
+FROM episodes e
+JOIN runs r ON r.run_id = e.run_id
+"""
+    + _LAST_STATE
+)
+"""What of an episode may have changed beside the turns and calls that were added."""
 
 
 async def start_episode(store: Store, start: EpisodeStart) -> EpisodeFacts:
@@ -112,6 +131,37 @@ async def load_episode(store: Store, key: EpisodeKey) -> EpisodeFacts | None:
         async with connection.pipeline():
             cursors = await _select(connection, key)
         return await _facts(key, cursors)
+
+
+async def refresh_episode(store: Store, known: EpisodeFacts) -> EpisodeFacts | None:
+    """What `load_episode` would return now, reading only what may have been added since `known` was read.
+
+    Turns and calls are never changed once they are stored, so what is known of them stands.
+    """
+    first = max(0, len(known.turns) - 1)
+    values = params(known.key) | {"turn": len(known.turns), "first": first}
+    async with store.direct() as connection:
+        async with connection.pipeline():
+            queries = (_NEWEST, SELECT_TURNS_FROM, SELECT_CALLS_FROM)
+            head, turns, calls = [await connection.execute(query, values, binary=True) for query in queries]
+        row = await head.fetchone()
+        if row is None:
+            return None
+        status, stop, failure, reward, run_state, state, blob = row
+        return replace(
+            known,
+            status=EpisodeState(status),
+            stop=None if stop is None else StopReason(stop),
+            failure=None if failure is None else FailureKind(failure),
+            reward=reward,
+            run_state=RunState(run_state),
+            state=decode_state(None if blob is not None else state, blob) or {},
+            turns=(*known.turns, *(turn_of(turn) for turn in await turns.fetchall())),
+            calls=(
+                *(call for call in known.calls if call.turn < first),
+                *(call_of(call) for call in await calls.fetchall()),
+            ),
+        )
 
 
 def episode_result(facts: EpisodeFacts) -> EpisodeResult:

@@ -5,10 +5,11 @@ Invariant: a task's row never changes but for its quarantine, so an episode that
 
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import select
 
+from ..contracts.ids import GroupKey
 from .errors import Unknown
 from .models import TaskRow
 from .store import Store
@@ -20,6 +21,34 @@ class StoredTask:
 
     data: Any
     info: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What an episode of a group begins with."""
+
+    environment: str
+    task_key: str
+    task: StoredTask
+
+
+_OPENING: Final = """
+SELECT g.environment, g.task_key, t.data::text, t.info::text, t.exact
+FROM groups g JOIN tasks t ON t.run_id = g.run_id AND t.environment = g.environment AND t.task_key = g.task_key
+WHERE g.run_id = %(run)s AND g.group_no = %(group)s
+"""
+
+
+async def load_opening(store: Store, key: GroupKey) -> Opening:
+    """The group's environment and task, in one round trip. Raises Unknown."""
+    values = {"run": key.run_id, "group": key.group_no}
+    async with store.direct() as connection:
+        row = await (await connection.execute(_OPENING, values, binary=True)).fetchone()
+    if row is None:
+        raise Unknown(f"There is no group {key.workflow_id} in the store.")
+    environment, task_key, data, info, exact = row
+    task_data, task_info = (json.loads(data), json.loads(info)) if exact is None else json.loads(exact)
+    return Opening(environment, task_key, StoredTask(task_data, task_info))
 
 
 async def load_task(store: Store, run_id: str, environment: str, task_key: str) -> StoredTask:

@@ -79,6 +79,7 @@ WHERE t.run_id = %(run)s AND t.group_no = %(group)s AND t.member = %(member)s AN
 """
 SELECT_TURNS: Final = _COLUMNS + "ORDER BY t.turn"
 """Rows for `turn_of`, of all turns of an episode in order."""
+SELECT_TURNS_FROM: Final = _COLUMNS + "AND t.turn >= %(turn)s ORDER BY t.turn"
 _SELECT_TURN: Final = _COLUMNS + "AND t.turn = %(turn)s"
 
 
