@@ -7,7 +7,7 @@ sentences, before a row is written. What is admitted, started or closed is decid
 import asyncio
 
 from temporalio import activity
-from temporalio.client import WorkflowExecutionStatus
+from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
 from ..contracts.activities import (
@@ -27,7 +27,7 @@ from ..contracts.activities import (
     SetRunState,
     TuneRun,
 )
-from ..contracts.reasons import FailureKind, RunAt
+from ..contracts.reasons import FailureKind
 from ..contracts.runfile import EnvironmentConfig, RunConfig, RunFileError, parse_run
 from ..contracts.states import GroupState, RunState
 from ..db.engines import put_engines
@@ -158,7 +158,7 @@ class RunActivities:
         for group in await open_groups(services.store, request.run_id):
             if group.evaluation != request.evaluation:
                 continue
-            status = await _status(services, group.key.workflow_id)
+            status = await workflow_status(services.client, group.key.workflow_id)
             if status is None and row.state not in ENDED:
                 starts.append(await self._start(row.config, group))
             elif status is not WorkflowExecutionStatus.RUNNING:
@@ -223,10 +223,10 @@ def _refuse_unsupported(config: RunConfig) -> None:
         raise RunFileError(found)
 
 
-async def _status(services: Services, workflow_id: str) -> WorkflowExecutionStatus | None:
+async def workflow_status(client: Client, workflow_id: str) -> WorkflowExecutionStatus | None:
     """What Temporal says of a workflow; None where it does not know it."""
     try:
-        description = await services.client.get_workflow_handle(workflow_id).describe()
+        description = await client.get_workflow_handle(workflow_id).describe()
     except RPCError as error:
         if error.status is RPCStatusCode.NOT_FOUND:
             return None
@@ -237,7 +237,6 @@ async def _status(services: Services, workflow_id: str) -> WorkflowExecutionStat
 def group_start(config: RunConfig, group: GroupRow, environment: LoadedEnvironment) -> GroupStart:
     """How an admitted group is to be started."""
     spec = environment.spec
-    edge = RunAt.ACTIVITY if spec.has_setup or spec.has_cleanup else RunAt.INLINE
     return GroupStart(
         key=group.key,
         environment=group.environment,
@@ -246,5 +245,5 @@ def group_start(config: RunConfig, group: GroupRow, environment: LoadedEnvironme
         min_valid=1 if group.evaluation is not None else min(config.group.min_valid, group.size),
         top_up=config.group.top_up,
         group_scorer_at=spec.group_scorer_at,
-        start_at=edge,
+        start_at=spec.start_at,
     )

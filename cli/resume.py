@@ -6,8 +6,8 @@ own id, so two workers that look at once start it once.
 
 from temporalio.client import WorkflowExecutionStatus
 from temporalio.exceptions import WorkflowAlreadyStartedError
-from temporalio.service import RPCError, RPCStatusCode
 
+from ..activities.runs import workflow_status
 from ..activities.services import Services
 from ..contracts.queues import WORKFLOWS
 from ..contracts.states import RunState
@@ -21,7 +21,9 @@ async def resume_runs(services: Services) -> list[str]:
     """Start the workflow of every open run that Temporal does not know; returns their ids."""
     started = []
     for row in await list_runs(services.store, limit=_LOOKED_AT):
-        if row.state not in (RunState.RUNNING, RunState.PAUSED) or await _known(services, row.run_id):
+        if row.state not in (RunState.RUNNING, RunState.PAUSED):
+            continue
+        if await workflow_status(services.client, row.run_id) is WorkflowExecutionStatus.RUNNING:
             continue
         try:
             document = row.config.model_dump(mode="json", exclude_unset=True)
@@ -30,13 +32,3 @@ async def resume_runs(services: Services) -> list[str]:
             continue
         started.append(row.run_id)
     return started
-
-
-async def _known(services: Services, run_id: str) -> bool:
-    try:
-        description = await services.client.get_workflow_handle(run_id).describe()
-    except RPCError as error:
-        if error.status is RPCStatusCode.NOT_FOUND:
-            return False
-        raise
-    return description.status is WorkflowExecutionStatus.RUNNING

@@ -80,12 +80,8 @@ class EnvironmentSpec(Wire):
 
     @property
     def start_at(self) -> RunAt:
-        """Where an episode starts: scheduled where there is a `setup`, which may be slow."""
-        return RunAt.ACTIVITY if self.has_setup else RunAt.INLINE
-
-    @property
-    def cleanup_at(self) -> RunAt | None:
-        return RunAt.ACTIVITY if self.has_cleanup else None
+        """Where an episode starts and ends: scheduled where there is a `setup` or `cleanup`, which may be slow."""
+        return RunAt.ACTIVITY if self.has_setup or self.has_cleanup else RunAt.INLINE
 
     @property
     def scheduled_scorers(self) -> tuple[ScorerPlan, ...]:
@@ -96,13 +92,6 @@ class EnvironmentSpec(Wire):
     def group_scorer_at(self) -> RunAt | None:
         """Where the group's scoring runs as a whole: the most demanding place of its group rewards."""
         return max((scorer.plan.run for scorer in self.group_scorers), key=_REACH.index, default=None)
-
-    @property
-    def uses_pool(self) -> bool:
-        """Something runs in the process pool."""
-        plans = [tool.plan for tool in self.tools] + [scorer.plan for scorer in self.scorers]
-        plans += [scorer.plan for scorer in self.group_scorers] + ([self.step] if self.step else [])
-        return any(plan.run is RunAt.PROCESS for plan in plans)
 
 
 def default_name(cls: type[object]) -> str:
