@@ -20,7 +20,7 @@ from ..inference.errors import EngineFailure
 from .services import Services
 
 PAGE = 8
-"""Groups a call admits at most, and at most a quarter of what may be in flight: steadily, not in waves."""
+"""Groups a call admits at most, and at most half of what may be in flight: steadily, not in waves."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ async def admit_some(services: Services, row: RunRow) -> Admitted:
 
 def page(concurrency: int) -> int:
     """Groups to admit at once."""
-    return max(1, min(PAGE, concurrency // 4))
+    return max(1, min(PAGE, concurrency // 2))
 
 
 def _places(row: RunRow, state: AdmissionState) -> int:

@@ -132,10 +132,14 @@ async def compare(stack: RunningStack, client: Client, model: Path, episodes: in
     return {**ratios, "turns_per_s": statistics.median(rates["product"])}
 
 
-async def steady(stack: RunningStack, client: Client, model: Path) -> dict[str, float]:
-    """512 episodes, 64 at once, with a model and tools that take their time."""
-    with workers(stack, model, "product", MODEL_S):
-        seconds = await product(client, "steady", model, STEADY_EPISODES, TOOL_S)
+async def steady(stack: RunningStack, client: Client, model: Path, repeat: int) -> dict[str, float]:
+    """512 episodes, 64 at once, with a model and tools that take their time. The median over rounds."""
+    walls = []
+    for round_no in range(repeat):
+        with workers(stack, model, "product", MODEL_S):
+            walls.append(await product(client, f"steady-{round_no}", model, STEADY_EPISODES, TOOL_S))
+        print(f"round {round_no + 1}: steady      {walls[-1]:6.1f} s", flush=True)
+    seconds = statistics.median(walls)
     ideal = STEADY_EPISODES / AT_ONCE * TURNS * (MODEL_S + TOOL_S)
     return {"steady_wall_ratio": seconds / ideal, "steady_wall_s": seconds}
 
@@ -145,7 +149,7 @@ async def measure(stack: RunningStack, model: Path, given: argparse.Namespace) -
     await prepare(client)
     figures = await compare(stack, client, model, given.episodes, given.repeat)
     if not given.no_steady:
-        figures |= await steady(stack, client, model)
+        figures |= await steady(stack, client, model, given.repeat)
     return figures
 
 

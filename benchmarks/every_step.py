@@ -1,7 +1,7 @@
 """The same workflows with every step a scheduled activity: what most integrations do, as the baseline.
 
-The sandbox loads this module, and with it its own copy of the product's workflows, in which `quick` is then
-`scheduled`. Like the product's, they write every row.
+A worker process that loads this module has `quick` as `scheduled` in the product's workflows. Like the product's, they
+write every row.
 """
 
 from atropos.contracts.activities import EpisodeResult, GroupResult

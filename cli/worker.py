@@ -5,6 +5,7 @@ store and its schema), and says in one sentence what is missing. Told to stop, i
 """
 
 import asyncio
+import gc
 import importlib
 import logging
 import signal
@@ -130,6 +131,8 @@ async def serve(
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     client = await connect(temporal)
     async with serving(client, database, settings, roles, replaced, queues):
+        gc.collect()
+        gc.freeze()  # what is loaded now stays: without this, every full collection walks all of it again
         if settings.ready_file is not None:
             settings.ready_file.touch()
         await stop.wait()

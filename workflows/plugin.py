@@ -5,6 +5,7 @@ that were not set, which keeps histories small; our models ignore fields they do
 """
 
 import dataclasses
+from collections.abc import Callable
 
 from temporalio.contrib.pydantic import PydanticPayloadConverter, ToJsonOptions, pydantic_data_converter
 from temporalio.plugin import SimplePlugin
@@ -48,14 +49,19 @@ def _no_context(command_info: object) -> None:
     return None
 
 
-def _runner(existing: WorkflowRunner | None) -> WorkflowRunner:
-    """The sandbox, with our contracts loaded once per process instead of once per workflow."""
-    restrictions = SandboxRestrictions.default.with_passthrough_modules("atropos.contracts")
-    return _Runner(restrictions=restrictions)
+def _runner(passed_through: tuple[str, ...]) -> Callable[[WorkflowRunner | None], WorkflowRunner]:
+    restrictions = SandboxRestrictions.default.with_passthrough_modules(*passed_through)
+    return lambda existing: _Runner(restrictions=restrictions)
 
 
 class AtroposPlugin(SimplePlugin):
-    """Give it to `Client.connect(plugins=[…])`; workers made from that client inherit it. Also for `Replayer`."""
+    """Give it to `Client.connect(plugins=[…])`; workers made from that client inherit it. Also for `Replayer`.
 
-    def __init__(self) -> None:
-        super().__init__("atropos", data_converter=DATA_CONVERTER, workflow_runner=_runner)
+    Our modules are loaded once per process: to load the workflows again for each instance takes a tenth of a workflow
+    worker's time. `strict` loads them inside the sandbox, which then refuses what is not deterministic; the recorded
+    histories are replayed that way.
+    """
+
+    def __init__(self, *, strict: bool = False) -> None:
+        passed_through = ("atropos.contracts",) if strict else ("atropos.contracts", "atropos.workflows")
+        super().__init__("atropos", data_converter=DATA_CONVERTER, workflow_runner=_runner(passed_through))

@@ -32,6 +32,8 @@ _DYNAMIC_CONFIG: Final = {
     "matching.numTaskqueueReadPartitions": "1",
     "matching.numTaskqueueWritePartitions": "1",
     "matching.enableFairness": "true",
+    # Otherwise a timer of 0.2 s, or a retry after as long, fires after more than a second.
+    "history.timerProcessorMaxTimeShift": '"50ms"',
 }
 
 

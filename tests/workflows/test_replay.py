@@ -27,7 +27,7 @@ def history(document: dict[str, Any]) -> WorkflowHistory:
 
 @pytest.fixture(scope="module")
 def replayer() -> Replayer:
-    return Replayer(workflows=WORKFLOWS, plugins=[AtroposPlugin()])
+    return Replayer(workflows=WORKFLOWS, plugins=[AtroposPlugin(strict=True)])
 
 
 @pytest.mark.parametrize("path", HISTORIES, ids=lambda path: path.stem)
