@@ -110,7 +110,7 @@ class TrainingActivities:
         self._busy = asyncio.Lock()
         self._learner: Learner | None = None
         self._run_id: str | None = None
-        self._trackers: dict[str, "Tracker"] = {}
+        self._trackers: dict[str, Tracker] = {}
 
     @activity.defn(name=PREPARE_TRAINING.name)
     @entered
