@@ -106,6 +106,8 @@ async def serving(
     )
     async with AsyncExitStack() as stack:
         stack.push_async_callback(services.close)
+        if queues or {WorkerRole.WORKFLOWS, WorkerRole.TOOLS} & set(roles):
+            await services.inline.open(settings.home.expanduser().absolute() / "inline", database)
         for role in roles:
             await stack.enter_async_context(worker_of(role, services, settings, replaced))
         for queue in queues:
@@ -130,7 +132,8 @@ async def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     client = await connect(temporal)
-    async with serving(client, database, settings, roles, replaced, queues):
+    async with serving(client, database, settings, roles, replaced, queues) as services:
+        services.inline.end_process_when_stuck()
         gc.collect()
         gc.freeze()  # what is loaded now stays: without this, every full collection walks all of it again
         if settings.ready_file is not None:
