@@ -29,6 +29,8 @@ _log = logging.getLogger("atropos.worker")
 _READ_EVERY_S: Final = 2.0
 """Less than Temporal takes to notice that a worker died, so a death is known before its call comes again."""
 _RUNS_KEPT: Final = 64
+_FORMAT: Final = 1
+"""Of the notes: those of another build are left to it."""
 RUNS_APART: Final = "RunsApart"
 
 
@@ -44,9 +46,12 @@ class InlineCode:
         self._apart: dict[str, tuple[float, Apart]] = {}
 
     async def open(self, folder: Path, database: str) -> None:
-        """Record what killed workers before, and begin to note and to watch. Workers of one folder and database are
-        each other's successors. Without a folder to write in there are no notes, and a warning says so."""
-        owner = hashlib.sha256(database.encode()).hexdigest()[:12]
+        """Record what killed workers before, and begin to note and to watch.
+
+        Workers of one folder and one database (a name without secrets) are each other's successors. Without a folder
+        to write in there are no notes, and a warning says so.
+        """
+        owner = hashlib.sha256(f"{_FORMAT} {database}".encode()).hexdigest()[:12]
         try:
             with left_by_the_dead(folder, owner) as left:
                 for name, running in left:

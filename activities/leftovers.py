@@ -11,7 +11,7 @@ import logging
 import os
 import secrets
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -63,8 +63,6 @@ class Notes:
         """The process ends in good order."""
         self._path.unlink(missing_ok=True)
         os.close(self._descriptor)
-        with suppress(OSError):  # others still have files in it
-            self._path.parent.rmdir()
 
 
 @contextmanager

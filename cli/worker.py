@@ -31,7 +31,7 @@ from ..db.store import open_store
 from ..environments.faults import EnvironmentProblem
 from ..environments.pool import ProcessPool
 from ..inference.vllm import connect_engine
-from ..settings import Settings, SettingsError, load_settings, secret_from_environment
+from ..settings import Settings, SettingsError, load_settings, mask_url, secret_from_environment
 from ..workflows.plugin import WORKFLOWS
 from .main import run_to_exit
 from .resume import resume_runs
@@ -107,7 +107,7 @@ async def serving(
     async with AsyncExitStack() as stack:
         stack.push_async_callback(services.close)
         if queues or {WorkerRole.WORKFLOWS, WorkerRole.TOOLS} & set(roles):
-            await services.inline.open(settings.home.expanduser().absolute() / "inline", database)
+            await services.inline.open(settings.home.expanduser().absolute() / "inline", mask_url(database))
         for role in roles:
             await stack.enter_async_context(worker_of(role, services, settings, replaced))
         for queue in queues:

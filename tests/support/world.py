@@ -33,7 +33,7 @@ ROLES = tuple(WorkerRole)
 TABLES = ("groups", "episodes", "turns", "segments", "tool_calls", "scores", "evaluation_samples", "late_results")
 _ROWS = sql.SQL("SELECT t::text FROM {} t WHERE run_id = %s ORDER BY 1")
 HOME = Path(tempfile.gettempdir()) / "atropos-test-home"
-"""Of workers in this process; they leave it empty."""
+"""Of workers in this process; they leave no file in it."""
 ENVIRONMENTS = Path(environments.__file__)
 
 

@@ -105,7 +105,7 @@ async def test_code_that_kills_its_process_costs_two_workers_and_then_runs_apart
     (told,) = run.events(INLINE_APART)
     assert f"Deadly.{where} killed its worker twice" in told
     assert "it now runs in a process of its own" in told
-    assert not (run.folder / "home" / "inline").exists()
+    assert list((run.folder / "home" / "inline").iterdir()) == []
 
 
 @pytest.mark.parametrize("where", ["look", "alive"])
