@@ -185,7 +185,7 @@ class TrainingActivities:
         try:
             outcome = await _in_thread(lambda: learner.step(groups))
         except TrainerProblem as problem:
-            raise final(FailureKind.INFRASTRUCTURE, f"step {claim.step} cannot be taken: {problem}") from problem
+            raise final(FailureKind.INFRASTRUCTURE, f"step {claim.step} cannot be taken: {problem}") from None
         after = await _in_thread(lambda: learner.logprobs(sequences))
         folder = self._folder(run_id, config) / f"version-{claim.step + 1:06d}-fence-{claim.fence}"
         digest = await _in_thread(lambda: learner.save(folder))
@@ -230,7 +230,7 @@ class TrainingActivities:
         try:
             self._learner = await _in_thread(load)
         except TrainerProblem as problem:
-            raise final(FailureKind.INFRASTRUCTURE, f"version {head.version} cannot be loaded: {problem}") from problem
+            raise final(FailureKind.INFRASTRUCTURE, f"version {head.version} cannot be loaded: {problem}") from None
         self._run_id = run_id
         return self._learner
 
