@@ -1,9 +1,10 @@
 """What it is worth that rollouts go on while the trainer works: the same run with `staleness.max` 0 and 1.
 
 The model sleeps before each completion, so that rollouts take time and no CPU, as they do with engines of their own;
-the trainer's part is real. Both runs begin with the same tiny policy and take the same steps over batches of the same size,
-well below what the machine can do. The last line is one JSON object: `async_speedup` (wall time of the synchronous
-run over the other's, from the first step's lease to the last commit), and the mean reward of each on held-out tasks.
+the trainer's part is real. Both runs begin with the same tiny policy and take the same steps over batches of the same
+size, well below what the machine can do. The last line is one JSON object: `async_speedup` (wall time of the
+synchronous run over the other's, from the run's start to its last commit), and the mean reward of each on held-out
+tasks.
 """
 
 import argparse
