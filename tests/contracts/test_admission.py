@@ -1,7 +1,7 @@
 """Admission arithmetic: no task skipped, none repeated within a pass, weights hold over what counts."""
 
 import pytest
-from atropos.contracts.admission import next_environment, permute, room, task_index
+from atropos.contracts.admission import next_environment, permute, room, room_training, task_index
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -63,3 +63,73 @@ def test_weights_hold_over_groups_that_count(weights: dict[str, float]) -> None:
     total = sum(weights.values())
     for label, weight in weights.items():
         assert abs(counted[label] - 300 * weight / total) <= len(weights)
+
+
+SMALL = st.integers(0, 12)
+
+
+@given(st.integers(1, 40), st.integers(0, 60), st.integers(1, 12), st.integers(0, 4), SMALL, SMALL, st.integers(0, 200))
+def test_room_for_training_never_exceeds_what_may_be_ahead(
+    concurrency: int, running: int, batch: int, ahead: int, waiting: int, unpublished: int, wanted: int
+) -> None:
+    unconsumed = running + waiting
+    places = room_training(
+        concurrency=concurrency,
+        running=running,
+        batch=batch,
+        ahead=ahead,
+        unconsumed=unconsumed,
+        unpublished=unpublished,
+        wanted=wanted,
+    )
+    assert places >= 0
+    if places:
+        assert running + places <= concurrency
+        assert unconsumed + unpublished + places <= (ahead + 1) * batch
+        assert unconsumed + places <= wanted
+    full = running + 1 > concurrency or unconsumed + unpublished + 1 > (ahead + 1) * batch or unconsumed + 1 > wanted
+    assert (places == 0) == full
+
+
+@given(st.data(), st.integers(1, 4), st.integers(0, 3), st.integers(1, 5), st.integers(1, 12), st.integers(0, 6))
+def test_a_run_takes_all_its_steps_whatever_becomes_of_its_groups(
+    data: st.DataObject, batch: int, ahead: int, steps: int, concurrency: int, losses: int
+) -> None:
+    """Groups are admitted, end in any order as usable or lost, are trained on and published: with nothing admitted
+    beyond the bound, nothing beyond what is needed, and never a standstill."""
+    running = sealed = leased = unpublished = 0
+    committed = consumed = lost = admitted = 0
+    for _ in range(2000):
+        places = room_training(
+            concurrency=concurrency,
+            running=running,
+            batch=batch,
+            ahead=ahead,
+            unconsumed=running + sealed + leased,
+            unpublished=unpublished,
+            wanted=(steps - committed) * batch,
+        )
+        moves = ["admit"] * (places > 0) + ["seal"] * (running > 0) + ["publish"] * (unpublished > 0)
+        moves += ["lease"] * (sealed >= batch and not leased) + ["commit"] * (leased > 0)
+        moves += ["lose"] * (running > 0 and lost < losses) + ["stale"] * (sealed > 0 and lost < losses)
+        if not moves:
+            break
+        move = data.draw(st.sampled_from(moves))
+        if move == "admit":
+            running, admitted = running + places, admitted + places
+        elif move == "seal":
+            running, sealed = running - 1, sealed + 1
+        elif move == "lose":
+            running, lost = running - 1, lost + 1
+        elif move == "stale":
+            sealed, lost = sealed - 1, lost + 1
+        elif move == "lease":
+            sealed, leased = sealed - batch, batch
+        elif move == "commit":
+            leased, unpublished, consumed, committed = 0, unpublished + batch, consumed + batch, committed + 1
+        else:
+            unpublished = 0
+        assert running <= concurrency
+        assert running + sealed + leased + unpublished <= (ahead + 1) * batch
+        assert admitted <= steps * batch + lost
+    assert (committed, consumed, admitted) == (steps, steps * batch, steps * batch + lost)
