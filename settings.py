@@ -38,7 +38,10 @@ class Settings(BaseSettings):
     )
 
     home: Path = Path(".atropos")
-    """Folder of everything the dev stack keeps: data, logs, state file. Relative to the working directory."""
+    """Folder of everything the dev stack keeps: data, logs, state file. Relative to the working directory.
+
+    Workers note in it which inline code runs, so that their successors know what killed them.
+    """
     database_url: SecretStr | None = Field(
         default=None, validation_alias=AliasChoices("DATABASE_URL", "ATROPOS_DATABASE_URL")
     )
@@ -56,6 +59,8 @@ class Settings(BaseSettings):
     """Scheduled tool calls, environment steps and scores one worker process runs at once."""
     max_control_calls: int = Field(default=32, ge=1)
     """Database-only activities one worker process runs at once."""
+    trainer_threads: int = Field(default=1, ge=1)
+    """Threads of a train step on a CPU. A small model is slower with more."""
     tool_processes: int = Field(default=2, ge=1)
     """Processes of the killable pool that runs synchronous tools and scorers."""
     max_cached_workflows: int = Field(default=500, ge=1)

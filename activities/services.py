@@ -25,12 +25,14 @@ from ..db.store import Store
 from ..environments.loaded import LoadedEnvironment
 from ..environments.pool import ProcessPool
 from ..environments.registry import load
+from ..inference.control import EngineControl
 from ..inference.engines import Engine, EngineAddress
 from ..inference.judge import HttpJudge
 from ..inference.pool import EnginePool
 from ..inference.tokens import TokenRenderer, load_renderer
 from ..inference.vllm import connect_engine
 from .failures import final
+from .inline import InlineCode
 from .memory import EpisodeMemory
 
 _RUNS_KEPT = 64
@@ -76,13 +78,20 @@ class Services:
         processes: ProcessPool | None = None,
         base: Path | None = None,
         connect: Connect = connect_engine,
+        control: Callable[[EngineAddress], EngineControl] = EngineControl,
+        home: Path = Path(".atropos"),
+        trainer_threads: int = 1,
     ) -> None:
         self.store = store
         self.client = client
         self.secret = secret
         self.processes = processes
         self.connect = connect
+        self.control = control
+        self.home = home
+        self.trainer_threads = trainer_threads
         self.memory = EpisodeMemory(store)
+        self.inline = InlineCode(store)
         self._base = base
         self._runs: OrderedDict[str, RunServices] = OrderedDict()
         self._opening = asyncio.Lock()
@@ -151,6 +160,7 @@ class Services:
         return services.labels.get(label)
 
     async def close(self) -> None:
+        await self.inline.close()
         for services in self._runs.values():
             await services.close()
         if self.processes is not None:

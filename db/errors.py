@@ -31,3 +31,11 @@ class Unknown(StoreError):
 
 class Refused(StoreError):
     """A change that contradicts what is stored; nothing of it was written."""
+
+
+class WrongWeights(StoreError):
+    """A completion of weights that its engine was found not to hold; it has to be sampled again."""
+
+
+class Unsettled(StoreError):
+    """What is to be done rests on turns that are provisional still. Trying again soon helps."""

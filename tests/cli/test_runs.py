@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from atropos.db.events import INLINE_APART, INLINE_DEATH, add_event
+
 from ..support.world import World
 from .conftest import Atropos
 
@@ -112,6 +114,18 @@ async def test_a_run_that_nobody_works_on_says_so_and_can_be_cancelled(
     assert (code, out) == (0, "run/alone is cancelled.\n")
     assert "nothing of it buys another token" in err
     assert "It is cancelled: enough." in await why(atropos, "alone")
+
+
+async def test_why_says_what_an_author_should_change(world: World, atropos: Atropos, run_file: Path) -> None:
+    async with world.workers() as services:
+        assert (await atropos("run", "start", "-f", str(run_file), "--id", "advised", "--wait"))[0] == 0
+        await add_event(services.store, "run/advised", INLINE_DEATH, "a worker died")
+        await add_event(services.store, "run/advised", INLINE_APART, "inline code of Answers.step killed its worker")
+    said = await why(atropos, "advised")
+    assert said.splitlines() == [
+        "run/advised: It is completed.",
+        "run/advised: Note: inline code of Answers.step killed its worker.",
+    ]
 
 
 async def test_a_run_that_no_worker_has_taken_up_is_known_and_can_be_cancelled(
