@@ -308,7 +308,11 @@ def _copy_weights(source: Path, folder: Path) -> None:
     try:
         checkpoint.verify(source)
         ignored = shutil.ignore_patterns("trainer", checkpoint.MANIFEST)
-        checkpoint.write(folder, lambda partial: shutil.copytree(source, partial, ignore=ignored, dirs_exist_ok=True))
+
+        def fill(partial: Path) -> None:
+            shutil.copytree(source, partial, ignore=ignored, dirs_exist_ok=True)
+
+        checkpoint.write(folder, fill)
     except TrainerProblem as problem:
         message = f"the weights to begin with cannot be taken: {problem}"
         raise final(FailureKind.INFRASTRUCTURE, message) from None
