@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("atropos.trainer")
 _LEASE_S: Final = 30.0
-_LOOK_EVERY_S: Final = 0.2
+_LOOK_EVERY_S: Final = 0.3
 _PROBES: Final = 8
 _PROBE_TOKENS: Final = 256
 """Of each sequence of a probe: hundreds of tokens in all, which is power enough."""
