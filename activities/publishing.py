@@ -6,6 +6,7 @@ again by the same path that brings a new version. An engine that does not answer
 """
 
 import asyncio
+import logging
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from temporalio import activity
 from ..contracts.activities_training import PUBLISH, Publish, Published
 from ..contracts.records import EngineRecord
 from ..contracts.runfile import RunConfig
-from ..contracts.states import EngineState, PublicationState
+from ..contracts.states import EngineState, PublicationState, RunState
 from ..db.engines import engines_of, set_engine_state
 from ..db.events import add_event
 from ..db.publishing import (
@@ -27,7 +28,7 @@ from ..db.publishing import (
     settle_publication,
     wanted,
 )
-from ..inference.control import EngineControl, publish
+from ..inference.control import UNVERSIONED, EngineControl, publish
 from ..inference.engines import EngineAddress
 from ..inference.errors import EngineFailure
 from ..inference.probe import STRANGERS, TOLERANCE, Judgement, Probe, Verdict, judge, judge_checksums
@@ -35,6 +36,7 @@ from .entry import entered
 from .runs import ENDED
 from .services import Services
 
+_log = logging.getLogger("atropos.publishing")
 _WATCH_S: Final = 30.0
 _LOOK_EVERY_S: Final = 0.2
 """Between two looks at the rows: a new version is found within this."""
@@ -74,6 +76,8 @@ class PublishingActivities:
         while True:
             target = await wanted(store, request.run_id)
             if target is not None and target.run_state in ENDED:
+                if target.run_state is RunState.COMPLETED and not target.published:
+                    await self._last(request.run_id, target)
                 return Published(version=target.version, ended=True)
             now = time.monotonic()
             if target is not None and (held != target.version or now - asked >= _ASK_EVERY_S):
@@ -88,6 +92,11 @@ class PublishingActivities:
             if now - started >= _WATCH_S:
                 return Published(version=None if held < 0 else held, problem=problem)
             await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def _last(self, run_id: str, target: Wanted) -> None:
+        """A run that ends leaves its last version in the engines that can be reached; it waits for no other."""
+        if any(one.reached for one in await self._bring(run_id, target)):
+            await mark_published(self._services.store, run_id, target.version)
 
     async def _bring(self, run_id: str, target: Wanted) -> list[_Held]:
         """Ask every engine what it holds, and load those that hold something else, one at a time."""
@@ -149,6 +158,7 @@ class PublishingActivities:
         data |= {"seconds": f"{time.monotonic() - began:.2f}"}
         if state is PublicationState.FAILED:
             reason = f"version {target.version}: {found.reason}"
+            await _disown(control)
             await set_engine_state(store, run_id, record.engine_id, EngineState.QUARANTINED, reason)
             await add_event(store, run_id, "quarantined", f"{record.url}: {reason}", data)
             return _Held(False, f"{record.url}: {reason}")
@@ -162,6 +172,15 @@ class PublishingActivities:
         """An engine that was ready does not answer; one in quarantine stays there."""
         if record.state != EngineState.QUARANTINED:
             await set_engine_state(self._services.store, run_id, record.engine_id, EngineState.DOWN, reason)
+
+
+async def _disown(control: EngineControl) -> None:
+    """Take the name from weights that are not what it says: what still samples with them counts as no version's, even
+    where the version is loaded again, and rightly, while it runs."""
+    try:
+        await control.set_version(UNVERSIONED)
+    except EngineFailure as failure:
+        _log.warning("wrong weights keep their name: %s", failure.message)
 
 
 async def _proved(control: EngineControl, config: RunConfig, target: Wanted) -> Judgement:

@@ -183,6 +183,7 @@ class TrainingActivities:
         """Take the step and commit it; None where another trainer took the batch meanwhile."""
         store = self._services.store
         learner = await self._at_head(run_id, config)
+        self._learner = None  # until it is committed, memory is no version: whatever goes wrong, it is loaded again
         groups = await read_batch(store, run_id, claim.batch_no)
         sequences = _probe_sequences(groups)
         before = await _in_thread(lambda: learner.logprobs(sequences))
@@ -193,7 +194,8 @@ class TrainingActivities:
         after = await _in_thread(lambda: learner.logprobs(sequences))
         folder = self._folder(run_id, config) / f"version-{claim.step + 1:06d}-fence-{claim.fence}"
         digest = await _in_thread(lambda: learner.save(folder))
-        probe = {"sequences": sequences, "before": before, "after": after, "checksums": learner.checksums()}
+        checksums = await _in_thread(learner.checksums)
+        probe = {"sequences": sequences, "before": before, "after": after, "checksums": checksums}
         row = await commit_step(
             store,
             run_id,
@@ -204,9 +206,9 @@ class TrainingActivities:
             probe=probe,
         )
         if row is None:
-            self._learner = None
             await _in_thread(lambda: checkpoint.remove(folder))
             return None
+        self._learner = learner
         _log.info("%s", _line(run_id, row))
         await self._prune(run_id, config, row.version)
         return row
@@ -239,13 +241,14 @@ class TrainingActivities:
         return self._learner
 
     async def _prune(self, run_id: str, config: RunConfig, version: int) -> None:
-        """Remove checkpoints of this version and before that nobody needs, those of losers included."""
+        """Remove checkpoints of this version and before that nobody needs, those of losers and of the dead included."""
         live = await live_checkpoints(self._services.store, run_id, config.trainer.checkpoint.keep)
 
         def prune() -> None:
             for folder in self._folder(run_id, config).glob("version-*"):
                 if str(folder) not in live and int(folder.name.split("-")[1]) <= version:
                     checkpoint.remove(folder)
+            _sweep(self._folder(run_id, config))
 
         await _in_thread(prune)
 
@@ -327,7 +330,8 @@ def _probe_sequences(groups: list[SampleGroup]) -> list[list[int]]:
     """The first segments of the batch, shortened: tokens that the step has just moved."""
     segments = [segment.ids for group in groups for episode in group.episodes for segment in episode.segments]
     spread = segments[:: max(1, len(segments) // _PROBES)][:_PROBES]
-    return [ids[:_PROBE_TOKENS] for ids in spread]
+    # One token short of the segment, which may fill the context: an engine samples one behind what it scores.
+    return [ids[: min(_PROBE_TOKENS, max(1, len(ids) - 1))] for ids in spread]
 
 
 def _metrics(measured: Mapping[str, float], claim: Claim) -> dict[str, float]:

@@ -183,6 +183,7 @@ def show(run: _Run, as_json: _Json = False) -> None:
 @app.command()
 def why(run: _Run) -> None:
     """Say what a run waits for, or what it is doing."""
+    from ..db.engines import engines_of
     from ..db.events import ADVICE, event_texts
     from . import run_steer
     from .temporal import TemporalUnready
@@ -199,13 +200,14 @@ def why(run: _Run) -> None:
             async with access.opened_store(settings) as store:
                 row = await access.find_run(store, run)
                 noted = await event_texts(store, row.run_id, ADVICE)
+                engines = run_steer.why_engines(await engines_of(store, row.run_id))
         except access.UnknownRun:
             run_id = None if client is None else await run_steer.unregistered(client, run)
             if client is None or run_id is None:
                 raise
             return [f"{run_id}: {sentence}" for sentence in await run_steer.why_unregistered(client, run_id)]
         told = await run_steer.why(row, client)
-        told += [] if row.state in run_steer.ENDED else problem
+        told += [] if row.state in run_steer.ENDED else [*engines, *problem]
         return [f"{row.run_id}: {sentence}" for sentence in (*told, *(f"Note: {text}." for text in noted))]
 
     for sentence in asyncio.run(ask()):

@@ -9,9 +9,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from ..contracts.ids import rollout_workflow_id
+from ..contracts.ids import rollout_workflow_id, trainer_workflow_id
 from ..contracts.queues import QUEUE_OF
-from ..contracts.states import RunState
+from ..contracts.states import EngineState, RunState
 from ..contracts.workflows import RUN_WORKFLOW, RunProgress
 from .errors import CommandError
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from temporalio.client import Client, WorkflowHandle
 
+    from ..contracts.records import EngineRecord
     from ..db.runs import RunRow
     from ..db.store import Store
 
@@ -60,9 +61,22 @@ async def why(row: "RunRow", client: "Client | None") -> list[str]:
             "see their logs, or start one with `atropos-worker`."
         ]
     told.append(f"It does not wait; it is at: {progress.phase}.")
-    if rollout is not None and progress.phase == "rollouts":
+    if rollout is not None and progress.phase in ("rollouts", "training"):
         told.append(f"Rollouts: {rollout}.")
+    if progress.phase == "training":
+        trainer = await query(client.get_workflow_handle(trainer_workflow_id(row.run_id)), "why", str)
+        told += [] if trainer is None else [f"Training: {trainer}."]
     return told
+
+
+def why_engines(records: "Sequence[EngineRecord]") -> list[str]:
+    """What is wrong with engines, one sentence each: also while others do their work."""
+    troubled = (EngineState.DOWN, EngineState.QUARANTINED)
+    return [
+        f"The engine {record.url} is {record.state}{f': {record.reason}' if record.reason else ''}."
+        for record in records
+        if record.state in troubled
+    ]
 
 
 async def unregistered(client: "Client", text: str) -> str | None:

@@ -1,9 +1,9 @@
 """A worker in a process of its own that dies at boundaries and is started again at once, as under a supervisor.
 
-`python -m atropos.tests.support.fault_worker --roles … [--boundaries FOLDER --die-around NAMES]`; addresses come from
-the environment, as for `atropos-worker`. The supervisor imports everything and forks a worker for each life, so that a
-life begins in a moment. It ends when it is told to (SIGTERM, passed on), when a life ends by anything but SIGKILL
-or an environment's own `ABRUPT`, or when its parent is gone.
+`python -m atropos.tests.support.fault_worker --roles … [--boundaries FOLDER --die-around NAMES] [--armed FOLDER]`;
+addresses come from the environment, as for `atropos-worker`. The supervisor imports everything and forks a worker for
+each life, so that a life begins in a moment. It ends when it is told to (SIGTERM, passed on), when a life ends by
+anything but SIGKILL or an environment's own `ABRUPT`, or when its parent is gone.
 
 `worker_process` is the other side: start one from a test.
 """
@@ -38,13 +38,12 @@ ENDED_ABRUPTLY = "a life was ended by code of an environment"
 """Said in the log for each."""
 
 
-def _live(roles: Sequence[WorkerRole], boundaries: Path | None, names: Sequence[str]) -> None:
+def _live(roles: Sequence[WorkerRole], boundaries: Path | None, names: Sequence[str], replaced: Replaced) -> None:
     """Serve until told to stop, in a forked process; never returns."""
     code = 1
     try:
         settings = load_settings()
         logging.basicConfig(level=settings.log_level, format="%(asctime)s %(process)d %(name)s: %(message)s")
-        replaced = Replaced()
         if boundaries is not None:
             folder = Boundaries(boundaries)
             replaced = Replaced(connect_engine=ConnectAndDie(folder), interceptors=[DieAround(folder, names)])
@@ -58,7 +57,7 @@ def _live(roles: Sequence[WorkerRole], boundaries: Path | None, names: Sequence[
         os._exit(code)
 
 
-def _supervise(roles: Sequence[WorkerRole], boundaries: Path | None, names: Sequence[str]) -> int:
+def _supervise(roles: Sequence[WorkerRole], boundaries: Path | None, names: Sequence[str], replaced: Replaced) -> int:
     """One life after another. Returns the exit code."""
     parent = os.getppid()
     child = 0
@@ -76,7 +75,7 @@ def _supervise(roles: Sequence[WorkerRole], boundaries: Path | None, names: Sequ
         child = os.fork()
         if child == 0:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            _live(roles, boundaries, names)
+            _live(roles, boundaries, names, replaced)
         code = os.waitstatus_to_exitcode(_wait(child, parent))
         if stopping and code in (0, -signal.SIGTERM, -signal.SIGKILL):
             return 0
@@ -110,11 +109,13 @@ async def worker_process(
     database: str,
     folder: Path,
     die_around: Sequence[str] = (),
+    armed: Path | None = None,
     grace_s: float = 1.0,
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """The worker as a process for the block, stopped by SIGTERM at its end; its log is `folder`/log.
 
-    It dies at the boundaries of `die_around` (made in `folder`/boundaries), if any are named.
+    It dies at the boundaries of `die_around` (made in `folder`/boundaries), if any are named, and at the points of
+    training that are armed in the folder `armed`.
     Raises AssertionError with the log where it ended by itself or badly.
     """
     variables = {
@@ -130,6 +131,8 @@ async def worker_process(
     if die_around:
         (folder / "boundaries").mkdir(exist_ok=True)
         arguments += ["--boundaries", str(folder / "boundaries"), "--die-around", ",".join(die_around)]
+    if armed is not None:
+        arguments += ["--armed", str(armed)]
     with (folder / "log").open("ab") as log:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", MODULE, *arguments),
@@ -156,8 +159,19 @@ def main() -> None:
     parser.add_argument("--roles", required=True, type=lambda text: [WorkerRole(name) for name in text.split(",")])
     parser.add_argument("--boundaries", type=Path)
     parser.add_argument("--die-around", default="", type=lambda text: text.split(","))
+    parser.add_argument("--armed", type=Path, help="folder of points of training that tests arm")
     chosen = parser.parse_args()
-    sys.exit(_supervise(chosen.roles, chosen.boundaries, chosen.die_around))
+    replaced = Replaced() if chosen.armed is None else _training_faults(chosen.armed)
+    sys.exit(_supervise(chosen.roles, chosen.boundaries, chosen.die_around, replaced))
+
+
+def _training_faults(folder: Path) -> Replaced:
+    """Loads torch and the model's code, too, once for all lives."""
+    import transformers.models.llama.modeling_llama  # noqa: F401
+
+    from .training_faults import armed
+
+    return armed(folder)
 
 
 if __name__ == "__main__":

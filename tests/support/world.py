@@ -96,7 +96,13 @@ class World:
         )
 
     def process(
-        self, roles: Sequence[WorkerRole], folder: Path, *, die_around: Sequence[str] = (), grace_s: float = 1.0
+        self,
+        roles: Sequence[WorkerRole],
+        folder: Path,
+        *,
+        die_around: Sequence[str] = (),
+        armed: Path | None = None,
+        grace_s: float = 1.0,
     ) -> AbstractAsyncContextManager[Process]:
         """Workers in a process of their own, started again whenever they die at a boundary."""
         return worker_process(
@@ -106,6 +112,7 @@ class World:
             database=self.database,
             folder=folder,
             die_around=die_around,
+            armed=armed,
             grace_s=grace_s,
         )
 
