@@ -28,6 +28,7 @@ class StackHome:
         self.state = self.root / "stack.json"
         self.kept = self.root / "kept.json"
         self.lock = self.root / "stack.lock"
+        self.demo_lock = self.root / "demo.lock"
         self.logs = self.root / "logs"
         self.run = self.root / "run"
         self.temporal_db = self.root / "temporal" / "temporal.db"
@@ -89,9 +90,12 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 @contextmanager
-def hold_lock(home: StackHome) -> Iterator[bool]:
-    """Hold the folder's lock for the block; yields False at once, without it, where another process has it."""
-    with home.lock.open("a", encoding="utf-8") as file:
+def hold_lock(home: StackHome, path: Path | None = None) -> Iterator[bool]:
+    """Hold the folder's lock for the block; yields False at once, without it, where another process has it.
+
+    `path`: another lock file of the folder, for what is not a supervisor.
+    """
+    with (path or home.lock).open("a", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
