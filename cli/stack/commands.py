@@ -19,7 +19,7 @@ from .files import StackHome, explain_os_errors, hold_lock
 from .options import StackOptions
 from .process import send, wait_gone
 from .running import AlreadyRunning, Progress, await_other, await_ready, end, launch
-from .state import PartState, PartStatus, Phase, StackState, read_state
+from .state import PartState, PartStatus, Phase, StackState, launched, read_state
 from .supervisor import stop_leftovers
 
 _STOP_SIGNAL: Final = 15
@@ -46,6 +46,8 @@ class DownResult(BaseModel):
     home: Path
     stopped: tuple[str, ...]
     """Names of the parts that were running; empty where nothing was."""
+    starting: bool = False
+    """It was not up yet: whoever waits in `up` is told that it was stopped."""
 
 
 class Health(StrEnum):
@@ -129,22 +131,28 @@ def down(home: Path) -> DownResult:
     """Stop the stack of this home and wait for its end. Raises `StackError` where something refuses to end."""
     place = StackHome(home)
     state = read_state(place)
-    if state is None:
+    supervisor = launched(place)
+    if state is not None and state.supervised():
+        supervisor = state.supervisor
+    if state is None and supervisor is None:
         return DownResult(home=place.root, stopped=())
-    running = tuple(part.name for part in state.orphans())
-    if state.supervised():
-        send(state.supervisor, _STOP_SIGNAL)
-        patience = sum(part.grace_s for part in state.parts) + _SUPERVISOR_GRACE_S
-        if not wait_gone(state.supervisor, patience):
+    running = tuple(part.name for part in state.orphans()) if state is not None else ()
+    starting = supervisor is not None and (
+        state is None or state.supervisor != supervisor or state.phase is Phase.STARTING
+    )
+    if supervisor is not None:
+        send(supervisor, _STOP_SIGNAL)
+        patience = sum(part.grace_s for part in (state.parts if state is not None else ())) + _SUPERVISOR_GRACE_S
+        if not wait_gone(supervisor, patience):
             raise StackError(
-                f"The supervisor (pid {state.supervisor.pid}) has not ended after {patience:.0f} s; "
+                f"The supervisor (pid {supervisor.pid}) has not ended after {patience:.0f} s; "
                 f"see {place.log('supervisor')}."
             )
     with explain_os_errors(place.root), hold_lock(place) as held:
         if held:  # otherwise somebody has started the next one already
             stop_leftovers(read_state(place))
             place.state.unlink(missing_ok=True)
-    return DownResult(home=place.root, stopped=running)
+    return DownResult(home=place.root, stopped=running, starting=starting)
 
 
 def status(settings: Settings) -> StackStatus:
@@ -191,6 +199,7 @@ def _start(place: StackHome, options: StackOptions, progress: Progress | None) -
         return await_ready(place, supervisor, progress)
     except BaseException:
         end(supervisor)
+        place.tidy()
         raise
 
 
