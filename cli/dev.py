@@ -56,7 +56,11 @@ def up(
 
         options = options.model_copy(update={"engine_model": tiny_policy(settings.home, seed)})
     options = commands.only_missing(options, addresses)
-    result = commands.up(settings.home, options, progress=show_progress(Console(stderr=True)))
+    try:
+        result = commands.up(settings.home, options, progress=show_progress(Console(stderr=True)))
+    except KeyboardInterrupt:
+        typer.echo("Interrupted: what was started is stopped again.", err=True)
+        raise
     if options.engine_model is not None and not result.already_running:
         link_model(settings.home, options.engine_model)
     render_up(result, Console())

@@ -26,7 +26,15 @@ import httpx
 
 from .answers import Growing, events, read_completion
 from .engines import Completion, EngineAddress, Progress, SampleRequest, WeightInfo, why_unsupported
-from .errors import EngineFailure, EngineFailureKind, failure_from_status, failure_from_transport, malformed, rejected
+from .errors import (
+    EngineFailure,
+    EngineFailureKind,
+    failure_from_status,
+    failure_from_transport,
+    malformed,
+    quoted,
+    rejected,
+)
 
 UNREPORTED: Final = "unreported"
 """Incarnation of a server that says nothing from which one could be told."""
@@ -175,9 +183,11 @@ class VllmEngine:
         try:
             answer = json.loads(response.content)
         except (ValueError, RecursionError):
-            raise malformed(f"{self._who} answered {path} with something that is not JSON") from None
+            raise malformed(
+                f"{self._who} answered {path} with something that is not JSON: {quoted(response.content)}"
+            ) from None
         if not isinstance(answer, dict):
-            raise malformed(f"{self._who} answered {path} with JSON that is no object")
+            raise malformed(f"{self._who} answered {path} with JSON that is no object: {quoted(response.content)}")
         return answer
 
     async def _send(self, method: str, path: str, body: dict[str, Any] | None, read_s: float | None) -> httpx.Response:

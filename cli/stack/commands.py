@@ -174,6 +174,11 @@ def status(settings: Settings) -> StackStatus:
         _server("postgres", database, database_problem, parts),
         _server("engine", engine, engine_problem, parts),
     ]
+    named = probes.engines_of_runs(database.value) if database.value and database_problem is None else []
+    named = [one for one in named if one.url != (engine.value or "").rstrip("/")]
+    if named:
+        reports = [one for one in reports if one.health is not Health.NOT_STARTED or one.name != "engine"]
+        reports += [_named(one) for one in named]
     shown = {report.name for report in reports if report.pid is not None}
     source = f"running stack in {place.root}" if running else "left over from a killed supervisor"
     reports += [
@@ -223,6 +228,18 @@ def _server(
         detail=detail,
         pid=own.process.pid if own is not None and own.process is not None else None,
         restarts=own.restarts if own is not None else 0,
+    )
+
+
+def _named(engine: probes.NamedEngine) -> PartReport:
+    """An engine that is nobody's part here: started by hand or elsewhere, and named by a run file."""
+    problem = probes.check_http(engine.url)
+    return PartReport(
+        name="engine",
+        address=engine.url,
+        source=f"named by {engine.run_id}",
+        health=Health.OK if problem is None else Health.FAILING,
+        detail=problem,
     )
 
 

@@ -10,7 +10,7 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -41,9 +41,11 @@ class StackHome:
 
     def prepare(self) -> None:
         """Make the folders. Raises `StackError` where that is impossible or the disk is nearly full."""
+        folders = (self.root, *self._folders())
+        missing = [folder for folder in folders if not folder.exists()]
         try:
             with explain_os_errors(self.root):
-                for folder in (self.root, *self._folders()):
+                for folder in folders:
                     folder.mkdir(parents=True, exist_ok=True)
                 with tempfile.TemporaryFile(dir=self.root):
                     pass
@@ -54,17 +56,24 @@ class StackHome:
                     "make room or set ATROPOS_HOME to another disk."
                 )
         except BaseException:
-            self.tidy()
+            _remove_empty(reversed(missing))
             raise
 
     def tidy(self) -> None:
-        """Remove what a start that failed has left empty: a folder here means that something is in it."""
-        for folder in (*self._folders(), self.root / "postgres", self.root):
-            with suppress(OSError):
-                folder.rmdir()
+        """Remove what a start that failed has left empty, unless somebody else is starting here."""
+        with suppress(OSError, StackError), hold_lock(self) as held:
+            if held:
+                self.launched.unlink(missing_ok=True)
+                _remove_empty((*self._folders(), self.root / "postgres"))
 
     def _folders(self) -> tuple[Path, ...]:
         return (self.logs, self.run, self.temporal_db.parent, self.engine_journal.parent)
+
+
+def _remove_empty(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        with suppress(OSError):
+            folder.rmdir()
 
 
 @contextmanager
