@@ -69,15 +69,15 @@ async def engines_of(store: Store, run_id: str) -> list[EngineRecord]:
 
 async def engines_in_use(store: Store) -> list[tuple[str, str]]:
     """URLs of the engines that live runs name, each with the newest such run's id."""
-    newest = (
+    live = (
         select(Engine.url, Engine.run_id)
-        .distinct(Engine.url)
         .join(Run, Run.run_id == Engine.run_id)
         .where(Run.state.in_((RunState.RUNNING, RunState.PAUSED)), Engine.state != EngineState.REMOVED)
-        .order_by(Engine.url, Run.created_at.desc())
+        .order_by(Run.created_at)
     )
     async with store.begin() as connection:
-        return [(row.url.rstrip("/"), row.run_id) for row in await connection.execute(newest)]
+        newest = {row.url.rstrip("/"): row.run_id for row in await connection.execute(live)}
+    return sorted(newest.items())
 
 
 async def set_engine_state(
