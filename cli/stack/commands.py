@@ -4,6 +4,7 @@ Invariants: `up` twice, or from two shells, is one stack and two successes; `dow
 and nothing else, and with nothing to stop it is a success too; `status` changes nothing.
 """
 
+from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
@@ -25,6 +26,8 @@ from .supervisor import stop_leftovers
 _STOP_SIGNAL: Final = 15
 _SUPERVISOR_GRACE_S: Final = 15.0
 """On top of the parts' own graces."""
+_ASKED_AT_ONCE: Final = 16
+"""Engines; one that is away takes seconds to say so."""
 _ATTEMPTS: Final = 3
 """A stack found running may be on its way down; then it is our turn."""
 
@@ -178,7 +181,8 @@ def status(settings: Settings) -> StackStatus:
     named = [one for one in named if one.url != (engine.value or "").rstrip("/")]
     if named:
         reports = [one for one in reports if one.health is not Health.NOT_STARTED or one.name != "engine"]
-        reports += [_named(one) for one in named]
+        with ThreadPoolExecutor(max_workers=_ASKED_AT_ONCE) as pool:
+            reports += pool.map(_named, named)
     shown = {report.name for report in reports if report.pid is not None}
     source = f"running stack in {place.root}" if running else "left over from a killed supervisor"
     reports += [

@@ -244,7 +244,7 @@ def test_ctrl_c_ends_an_episode_at_once_also_while_a_person_is_asked(tmp_path: P
         assert process.stdout is not None
         shown = b""
         while until.encode() not in shown:
-            read = process.stdout.read1()
+            read = os.read(process.stdout.fileno(), 4096)
             assert read, (shown, process.communicate())
             shown += read
         process.send_signal(signal.SIGINT)
