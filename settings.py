@@ -56,6 +56,8 @@ class Settings(BaseSettings):
     """Scheduled tool calls, environment steps and scores one worker process runs at once."""
     max_control_calls: int = Field(default=32, ge=1)
     """Database-only activities one worker process runs at once."""
+    trainer_threads: int = Field(default=1, ge=1)
+    """Threads of a train step on a CPU. A small model is slower with more."""
     tool_processes: int = Field(default=2, ge=1)
     """Processes of the killable pool that runs synchronous tools and scorers."""
     max_cached_workflows: int = Field(default=500, ge=1)

@@ -7,13 +7,15 @@ brings the tasks and writes nothing of its own.
 import asyncio
 from dataclasses import dataclass
 
-from ..contracts.admission import next_environment, room, task_index
+from ..contracts.admission import next_environment, room, room_training, task_index
 from ..contracts.records import EngineRecord, NewGroup
-from ..contracts.states import EngineState
-from ..db.admission import AdmissionState, admit
+from ..contracts.states import EngineState, GroupState
+from ..contracts.training import TrainerKind
+from ..db.admission import AdmissionState, admission_state, admit
 from ..db.engines import engines_of, set_engine_state
 from ..db.groups import GroupRow
 from ..db.runs import RunRow
+from ..db.store import Store
 from ..environments.loaded import LoadedEnvironment
 from ..inference.engines import EngineAddress
 from ..inference.errors import EngineFailure
@@ -32,6 +34,7 @@ class Admitted:
     more: bool
     fruitless: bool
     done: bool
+    waiting_for: str | None = None
 
 
 async def admit_some(services: Services, row: RunRow) -> Admitted:
@@ -47,9 +50,10 @@ async def admit_some(services: Services, row: RunRow) -> Admitted:
     groups = await admit(services.store, row.run_id, propose)
     state, places = seen[-1]
     open_after = state.open + len(groups)
-    done = budget_spent(row, state) and open_after == 0
+    done = finished(row, state) and open_after == 0
     fruitless = bool(places) and not groups
-    return Admitted(groups, open_after, more=places > len(groups), fruitless=fruitless, done=done)
+    waiting_for = _why_full(row, state) if not places and not done else None
+    return Admitted(groups, open_after, places > len(groups), fruitless, done, waiting_for)
 
 
 def page(concurrency: int) -> int:
@@ -58,10 +62,57 @@ def page(concurrency: int) -> int:
 
 
 def _places(row: RunRow, state: AdmissionState) -> int:
-    if budget_spent(row, state):
+    if finished(row, state):
         return 0
-    budget = row.config.budget.groups
-    return room(concurrency=state.concurrency, running=state.open, counted=state.counted, budget=budget)
+    config = row.config
+    if not config.trains:
+        return room(
+            concurrency=state.concurrency, running=state.open, counted=state.counted, budget=config.budget.groups
+        )
+    if state.published < 0 and config.trainer.kind is TrainerKind.BUILTIN:
+        return 0
+    left = config.trainer.steps - state.committed if config.trainer.kind is TrainerKind.BUILTIN else 2**31
+    places = room_training(
+        concurrency=state.concurrency,
+        running=state.open,
+        batch=config.batch.groups,
+        ahead=config.staleness.max,
+        unconsumed=unconsumed(state),
+        unpublished=state.unpublished,
+        wanted=left * config.batch.groups,
+    )
+    return places if config.budget.groups is None else min(places, max(0, config.budget.groups - state.counted))
+
+
+def unconsumed(state: AdmissionState) -> int:
+    """Training groups that a step may still consume. Those that wait for people have freed their place."""
+    held = (GroupState.ADMITTED, GroupState.RUNNING, GroupState.SEALED, GroupState.LEASED)
+    return sum(load.states.get(one, 0) for load in state.environments for one in held)
+
+
+def finished(row: RunRow, state: AdmissionState) -> bool:
+    """Whether nothing more may be admitted, ever: the steps are done, or the budget is spent."""
+    trainer = row.config.trainer
+    return (trainer.kind is TrainerKind.BUILTIN and state.committed >= trainer.steps) or budget_spent(row, state)
+
+
+async def rollouts_over(store: Store, row: RunRow) -> bool:
+    """Whether a run with a budget will bring no further batch: it is spent, and too little is left of it."""
+    if row.config.budget.unlimited:
+        return False
+    state = await admission_state(store, row.run_id)
+    return budget_spent(row, state) and unconsumed(state) < row.config.batch.groups
+
+
+def _why_full(row: RunRow, state: AdmissionState) -> str | None:
+    """Why a run with a trainer admits nothing although it could run more; None where enough is in flight."""
+    if not row.config.trains or state.open:
+        return None
+    if state.published < 0 and row.config.trainer.kind is TrainerKind.BUILTIN:
+        return "the first weights are being loaded into the engines"
+    if state.unpublished:
+        return f"version {state.committed} is on its way to the engines"
+    return f"the trainer works on step {state.committed}"
 
 
 def budget_spent(row: RunRow, state: AdmissionState) -> bool:

@@ -11,14 +11,17 @@ from ..contracts.queues import WorkerRole
 from .episodes import EpisodeActivities
 from .evaluations import EvaluationActivities
 from .groups import GroupActivities
+from .publishing import PublishingActivities
 from .runs import RunActivities
 from .sampling import ModelActivities
 from .services import Services
+from .training import LeaseActivities, TrainingActivities
 
 
 def activities_of(role: WorkerRole, services: Services) -> list[Callable[..., Any]]:
     """The activities to register for `role`."""
     episodes, groups = EpisodeActivities(services), GroupActivities(services)
+    training = TrainingActivities(services)
     runs, evaluations = RunActivities(services), EvaluationActivities(services)
     served: dict[WorkerRole, list[Callable[..., Any]]] = {
         WorkerRole.WORKFLOWS: [
@@ -48,6 +51,9 @@ def activities_of(role: WorkerRole, services: Services) -> list[Callable[..., An
             evaluations.start_evaluation,
             evaluations.next_evaluation_groups,
             evaluations.finish_evaluation,
+            LeaseActivities(services).lease_batch,
+            PublishingActivities(services).publish,
         ],
+        WorkerRole.TRAINER: [training.prepare_training, training.train_step],
     }
     return served[role]

@@ -18,19 +18,23 @@ from ..contracts.activities import (
 )
 from ..contracts.reasons import FailureKind
 from ..contracts.records import NewGroup
-from ..contracts.runfile import EvalSet, RunConfig
+from ..contracts.runfile import EvalSet, RunConfig, evaluated_version
 from ..contracts.states import EvaluationState, RunState
+from ..contracts.training import TrainerKind
 from ..db.admission import insert_evaluation_groups
-from ..db.evaluations import evaluation_groups, finish_evaluation, start_evaluation
+from ..db.engines import versions
+from ..db.evaluations import evaluation_groups, finish_evaluation, get_evaluation, start_evaluation
 from ..db.groups import GroupRow
+from ..db.publishing import wanted
 from ..db.runs import RunRow, get_run, set_waiting
 from ..environments.loaded import LoadedEnvironment
 from .admission import engine_outage
 from .entry import entered
-from .failures import final
+from .failures import final, waited_out
 from .runs import ENDED, group_start
 from .services import Services
 
+_OUTAGE_AGAIN_S = 2.0
 EVALUATION_PAGE = 16
 """Groups handed out at once; they are small."""
 
@@ -58,10 +62,23 @@ class EvaluationActivities:
             tasks=len(groups),
             samples=chosen.samples,
             sampling=run.config.sampling_for(request.name),
+            policy_version=await self._version(run.config, request),
         )
         if row.state is EvaluationState.RUNNING:
             await insert_evaluation_groups(self._services.store, request.run_id, request.name, groups)
         return row.outcome
+
+    async def _version(self, config: RunConfig, request: EvaluationRef) -> int | None:
+        """The version to pin it to: what its name says, else the newest. None where nobody trains."""
+        if not config.trains:
+            return None
+        named = evaluated_version(request.name)
+        if named is not None:
+            return named
+        newest = max((await versions(self._services.store, request.run_id)).values(), default=None)
+        if newest is None and config.trainer.kind is TrainerKind.BUILTIN:
+            raise waited_out("NoVersion", "the trainer has not loaded the first weights yet")
+        return newest
 
     @activity.defn(name=NEXT_EVALUATION_GROUPS.name)
     @entered
@@ -74,13 +91,23 @@ class EvaluationActivities:
         fresh = [group for group in waiting if group.key.group_no not in set(request.running)]
         if row.state is RunState.PAUSED:
             return EvaluationPage(open=len(waiting))
-        outage = await engine_outage(self._services, request.run_id) if fresh else None
+        outage = await self._outage(request) if fresh else None
         await set_waiting(store, request.run_id, outage)
         if outage is not None:
-            return EvaluationPage(open=len(waiting))
+            return EvaluationPage(open=len(waiting), again_s=_OUTAGE_AGAIN_S)
         room = max(0, at_once(row, fresh[0].size if fresh else 1) - len(request.running))
         starts = [await self._start(row.config, group) for group in fresh[: min(room, EVALUATION_PAGE)]]
         return EvaluationPage(groups=tuple(starts), open=len(waiting))
+
+    async def _outage(self, request: NextEvaluationGroups) -> str | None:
+        """Why no episode of the evaluation can be sampled now, in words."""
+        store = self._services.store
+        pinned = (await get_evaluation(store, request.run_id, request.name)).policy_version
+        if pinned is not None:
+            held = await wanted(store, request.run_id)
+            if held is None or held.version != pinned or not held.published:
+                return f"version {pinned} is on its way to the engines"
+        return await engine_outage(self._services, request.run_id)
 
     async def _start(self, config: RunConfig, group: GroupRow) -> GroupStart:
         environment = await self._services.environment(group.key.run_id, group.environment)
@@ -102,10 +129,10 @@ def at_once(row: RunRow, samples: int) -> int:
 
 
 def _set(config: RunConfig, name: str) -> EvalSet:
-    known = {**config.evaluations("start"), **config.evaluations("end")}
-    if name not in known:
-        raise final(FailureKind.INFRASTRUCTURE, f"the run has no evaluation {name!r}; known: {', '.join(known)}")
-    return known[name]
+    chosen = config.evaluation_set(name)
+    if chosen is None:
+        raise final(FailureKind.INFRASTRUCTURE, f"the run has no evaluation {name!r}")
+    return chosen
 
 
 async def draw(environment: LoadedEnvironment, label: str, chosen: EvalSet, name: str) -> list[NewGroup]:

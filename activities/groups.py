@@ -4,6 +4,8 @@ Invariant: group rewards see valid members only and are written under the same k
 scoring twice is scoring once. A judge that does not answer leaves its part unscored; it never becomes 0.
 """
 
+from functools import partial
+
 from temporalio import activity
 from temporalio.service import RPCError
 
@@ -16,6 +18,7 @@ from ..contracts.workflows import GROUP_CLOSED
 from ..db.episodes import episode_scores, episode_view, load_episode, save_scores
 from ..db.groups import close_group, load_group
 from ..db.tasks import load_task
+from ..trainer.advantages import has_signal
 from .entry import entered
 from .failures import final
 from .services import Services
@@ -52,9 +55,17 @@ class GroupActivities:
     @activity.defn(name=CLOSE_GROUP.name)
     @entered
     async def close_group(self, request: CloseGroup) -> GroupResult:
-        state = GroupState.SEALED if request.failure is None else GroupState.FAILED
+        config = (await self._services.run(request.key.run_id)).config
+        trains = config.trains and not request.evaluation
         result = await close_group(
-            self._services.store, request.key, list(request.members), state, request.failure, request.reason
+            self._services.store,
+            request.key,
+            list(request.members),
+            GroupState.SEALED if request.failure is None else GroupState.FAILED,
+            request.failure,
+            request.reason,
+            min_valid=min(config.group.min_valid, len(request.members)) if trains else 1,
+            has_signal=partial(has_signal, config.trainer.preset) if trains else None,
         )
         if request.tell is not None:
             await self._wake(request.tell, request.key)

@@ -38,7 +38,7 @@ from ..db.runs import NewEnvironment, RunRow, create_run, get_run, set_run_state
 from ..environments.faults import EnvironmentProblem
 from ..environments.loaded import LoadedEnvironment
 from ..environments.splits import check_disjoint, require_size
-from ..inference.engines import why_unsupported
+from ..inference.engines import why_unsupported, why_untrainable
 from ..inference.tokens import TokensError, load_renderer
 from .admission import PAGE, admit_some, engine_outage
 from .entry import entered
@@ -77,6 +77,7 @@ class RunActivities:
         return RunPlan(
             name=config.name,
             state=row.state,
+            trainer=config.trainer.kind,
             evaluations_at_start=tuple(config.evaluations("start")),
             evaluations_at_end=tuple(config.evaluations("end")),
         )
@@ -123,7 +124,8 @@ class RunActivities:
             admitted = await admit_some(services, row)
         except EnvironmentProblem as problem:
             return await self._pause(row, str(problem))
-        await set_waiting(services.store, request.run_id, _NO_TASKS if admitted.fruitless else None)
+        waiting_for = _NO_TASKS if admitted.fruitless else admitted.waiting_for
+        await set_waiting(services.store, request.run_id, waiting_for)
         groups = admitted.groups
         if activity.info().attempt > 1:  # an earlier try may have admitted some and died before it could say so
             found = await open_groups(services.store, request.run_id)
@@ -131,7 +133,13 @@ class RunActivities:
             groups = waiting[-2 * PAGE :]
         starts = [await self._start(row.config, group) for group in groups]
         again_s = _OUTAGE_AGAIN_S if admitted.fruitless else _PACE_S if admitted.more else _LOOK_AGAIN_S
-        return Admission(groups=tuple(starts), open=admitted.open, done=admitted.done, again_s=again_s)
+        return Admission(
+            groups=tuple(starts),
+            open=admitted.open,
+            done=admitted.done,
+            waiting_for=admitted.waiting_for,
+            again_s=again_s,
+        )
 
     async def _pause(self, row: RunRow, reason: str) -> Admission:
         """A run that cannot go on by itself waits for a person, and says so, instead of burning tokens for ever."""
@@ -207,7 +215,10 @@ class RunActivities:
 
 def _refuse_unsupported(config: RunConfig) -> None:
     """Raise RunFileError for sampling that the token wire cannot do."""
-    problems = [why_unsupported(sampling) for sampling in (config.sampling, config.eval.sampling) if sampling]
+    refuse = why_untrainable if config.trains else why_unsupported
+    problems = [refuse(config.sampling)]
+    if config.eval.sampling is not None:
+        problems.append(why_unsupported(config.eval.sampling))
     found = [problem for problem in problems if problem is not None]
     if found:
         raise RunFileError(found)
@@ -249,4 +260,5 @@ def group_start(config: RunConfig, group: GroupRow, environment: LoadedEnvironme
         top_up=config.group.top_up,
         group_scorer_at=spec.group_scorer_at,
         start_at=spec.start_at,
+        evaluation=group.evaluation is not None,
     )

@@ -21,14 +21,14 @@ from ..contracts.records import STEP_INDEX, EpisodeFacts, PartialTurn, Sampled, 
 from ..contracts.states import EpisodeState
 from ..db.engines import put_version
 from ..db.episodes import save_turn
-from ..db.errors import StoreUnreachable
+from ..db.errors import StoreUnreachable, WrongWeights
 from ..db.partial import load_partial, prompt_digest, save_partial
 from ..environments.loaded import LoadedEnvironment
 from ..inference.engines import Completion, SampleRequest
 from ..inference.errors import EngineFailure, EngineFailureKind
 from ..inference.tokens import TokenRenderer
 from .entry import entered
-from .failures import engine_failure, final, refuse_ended_run
+from .failures import engine_failure, final, refuse_ended_run, waited_out
 from .keeping import STREAMED_ABOVE, continued, ended, keeping
 from .services import Services
 
@@ -110,6 +110,7 @@ class ModelActivities:
             else:
                 sampled, finish = await self._draw(facts.key, request)
                 kept = False
+            _refuse_unpinned(facts, sampled)
         except EngineFailure as failure:
             raise engine_failure(failure) from failure
         record = TurnRecord(
@@ -195,6 +196,8 @@ class ModelActivities:
         while True:
             try:
                 stored, _ = await save_turn(self._services.store, key, record, had_partial=had_partial)
+            except WrongWeights as problem:
+                raise waited_out("WrongWeights", str(problem)) from problem
             except StoreUnreachable:
                 activity.logger.warning("the store is away; %s keeps %d tokens", key.workflow_id, len(record.sampled))
                 await asyncio.sleep(_STORE_AGAIN_S)
@@ -241,6 +244,14 @@ def answers(facts: EpisodeFacts, turn: int) -> list[Message]:
     for record in calls:
         messages.extend(record.replies)
     return messages
+
+
+def _refuse_unpinned(facts: EpisodeFacts, sampled: Sampled) -> None:
+    """An evaluation samples with the version that it is pinned to and no other."""
+    others = sorted({span.version for span in sampled.spans} - {facts.pinned})
+    if facts.pinned is not None and others:
+        message = f"the evaluation is pinned to version {facts.pinned}, and version {others[0]} answered"
+        raise EngineFailure(EngineFailureKind.WRONG_VERSION, message, retryable=True)
 
 
 def _refuse_ended(facts: EpisodeFacts) -> None:

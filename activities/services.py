@@ -25,6 +25,7 @@ from ..db.store import Store
 from ..environments.loaded import LoadedEnvironment
 from ..environments.pool import ProcessPool
 from ..environments.registry import load
+from ..inference.control import EngineControl
 from ..inference.engines import Engine, EngineAddress
 from ..inference.judge import HttpJudge
 from ..inference.pool import EnginePool
@@ -76,12 +77,18 @@ class Services:
         processes: ProcessPool | None = None,
         base: Path | None = None,
         connect: Connect = connect_engine,
+        control: Callable[[EngineAddress], EngineControl] = EngineControl,
+        home: Path = Path(".atropos"),
+        trainer_threads: int = 1,
     ) -> None:
         self.store = store
         self.client = client
         self.secret = secret
         self.processes = processes
         self.connect = connect
+        self.control = control
+        self.home = home
+        self.trainer_threads = trainer_threads
         self.memory = EpisodeMemory(store)
         self._base = base
         self._runs: OrderedDict[str, RunServices] = OrderedDict()

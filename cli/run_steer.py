@@ -64,7 +64,7 @@ async def why(row: "RunRow", client: "Client | None") -> list[str]:
             "see their logs, or start one with `atropos-worker`."
         ]
     told += [*tried, f"It is at: {progress.phase}." if tried else f"It does not wait; it is at: {progress.phase}."]
-    if rollout is not None and progress.phase == "rollouts":
+    if rollout is not None and progress.phase in ("rollouts", "training"):
         told.append(f"Rollouts: {rollout}.")
     return told
 

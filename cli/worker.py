@@ -10,10 +10,11 @@ import importlib
 import logging
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -30,6 +31,8 @@ from ..db.migrate import check
 from ..db.store import open_store
 from ..environments.faults import EnvironmentProblem
 from ..environments.pool import ProcessPool
+from ..inference.control import EngineControl
+from ..inference.engines import EngineAddress
 from ..inference.vllm import connect_engine
 from ..settings import Settings, SettingsError, load_settings, secret_from_environment
 from ..workflows.plugin import WORKFLOWS
@@ -53,6 +56,7 @@ class Replaced:
     """What benchmarks and fault tests put in the place of a worker's own parts."""
 
     connect_engine: Connect = connect_engine
+    control_engine: Callable[[EngineAddress], EngineControl] = EngineControl
     workflows: Sequence[type] = WORKFLOWS
     interceptors: Sequence[Interceptor] = ()
 
@@ -69,6 +73,7 @@ def worker_of(
         WorkerRole.CONTROL: settings.max_control_calls,
         WorkerRole.MODEL: settings.max_model_calls,
         WorkerRole.TOOLS: settings.max_tool_calls,
+        WorkerRole.TRAINER: 1,
     }
     serves_workflows = role is WorkerRole.WORKFLOWS
     return Worker(
@@ -102,7 +107,15 @@ async def serving(
     store = await open_store(database, pool_size=settings.database_pool)
     processes = ProcessPool(settings.tool_processes)
     services = Services(
-        store, client, secret_from_environment, processes=processes, base=Path.cwd(), connect=replaced.connect_engine
+        store,
+        client,
+        secret_from_environment,
+        processes=processes,
+        base=Path.cwd(),
+        connect=replaced.connect_engine,
+        control=replaced.control_engine,
+        home=settings.home,
+        trainer_threads=settings.trainer_threads,
     )
     async with AsyncExitStack() as stack:
         stack.push_async_callback(services.close)
@@ -162,7 +175,8 @@ def run_worker(settings: Settings, roles: Sequence[WorkerRole], queues: Sequence
 def _roles(text: str) -> list[WorkerRole]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names or names == ["all"]:
-        return list(WorkerRole)
+        trains = find_spec("torch") is not None
+        return [role for role in WorkerRole if trains or role is not WorkerRole.TRAINER]
     unknown = [name for name in names if name not in list(WorkerRole)]
     if unknown:
         raise typer.BadParameter(f"no role {unknown[0]!r}; roles are {', '.join(WorkerRole)} and all")
@@ -170,7 +184,12 @@ def _roles(text: str) -> list[WorkerRole]:
 
 
 def command(
-    roles: Annotated[str, typer.Option(help="Comma-separated: workflows, control, model, tools, or all.")] = "all",
+    roles: Annotated[
+        str,
+        typer.Option(
+            help="Comma-separated: workflows, control, model, tools, trainer, or all (trainer: where torch is)."
+        ),
+    ] = "all",
     queues: Annotated[
         list[str] | None, typer.Option("--queue", help="A queue that tools name (queue=…) to serve besides.")
     ] = None,

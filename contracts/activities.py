@@ -18,6 +18,7 @@ from .ids import EpisodeKey, GroupKey
 from .limits import Limits
 from .reasons import FailureKind, FinishReason, RunAt, StopReason
 from .states import EvaluationState, GroupState, RunState
+from .training import TrainerKind
 
 InputT = TypeVar("InputT")
 ResultT = TypeVar("ResultT")
@@ -60,6 +61,7 @@ class RunPlan(Wire):
 
     name: str
     state: RunState
+    trainer: TrainerKind = TrainerKind.NONE
     evaluations_at_start: tuple[str, ...] = ()
     evaluations_at_end: tuple[str, ...] = ()
     """Names of evaluations, one a set."""
@@ -82,6 +84,7 @@ class GroupStart(Wire):
     """Where the group's scorers run; None where it has none."""
     start_at: RunAt = RunAt.INLINE
     """Where an episode's start and end run: scheduled where the environment has a `setup` or `cleanup`."""
+    evaluation: bool = False
 
 
 class Admission(Wire):
@@ -138,6 +141,8 @@ class EvaluationPage(Wire):
     groups: tuple[GroupStart, ...] = ()
     open: int = 0
     """Groups that have not ended, those on this page included."""
+    again_s: float = 60.0
+    """Ask again after this, or as soon as a group closes."""
 
 
 class NextEvaluationGroups(Wire):
@@ -188,6 +193,8 @@ class CloseGroup(Wire):
     reason: str | None = None
     tell: str | None = None
     """Workflow to wake once it is closed."""
+    evaluation: bool = False
+    """Its episodes never train."""
 
 
 class GroupResult(Wire):

@@ -20,6 +20,22 @@ def room(*, concurrency: int, running: int, counted: int, budget: int | None) ->
     return max(0, free)
 
 
+def room_training(
+    *, concurrency: int, running: int, batch: int, ahead: int, unconsumed: int, unpublished: int, wanted: int
+) -> int:
+    """Groups to admit in a run that trains: (η + 1)·B - (in flight + unconsumed + unpublished), design of AReaL
+    (arXiv 2505.24298, equation 3), computed from rows instead of counters.
+
+    `running`: groups in flight, all of them; `batch`: groups a step consumes (B); `ahead`: versions that rollouts may
+    be ahead of the weights (η); `unconsumed`: training groups in flight, sealed or leased; `unpublished`: trained
+    groups whose step's version is not on the engines yet; `wanted`: groups that the steps to come still need, those
+    in `unconsumed` included. Filtered, failed and stale groups count nowhere, so they are replaced.
+    """
+    free = concurrency - running
+    fresh = (ahead + 1) * batch - unconsumed - unpublished
+    return max(0, min(free, fresh, wanted - unconsumed))
+
+
 def next_environment(weights: Mapping[str, float], counted: Mapping[str, int]) -> str:
     """The environment furthest behind its weight; ties go to the first in order.
 

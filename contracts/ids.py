@@ -62,5 +62,14 @@ def rollout_workflow_id(run_id: str) -> str:
     return f"{run_id}/rollout"
 
 
+def trainer_workflow_id(run_id: str) -> str:
+    return f"{run_id}/trainer"
+
+
+def weight_label(run_id: str, version: int) -> str:
+    """What engines call a version of the run's weights."""
+    return f"{run_id}@{version}"
+
+
 def evaluation_workflow_id(run_id: str, name: str) -> str:
     return f"{run_id}/evaluation/{name}"

@@ -12,6 +12,9 @@ MODEL: Final = "atropos-model"
 TOOLS: Final = "atropos-tools"
 """Tools and scorers in killable processes, and local activities that fell back."""
 
+TRAINER: Final = "atropos-trainer"
+"""Train steps, one at a time in a worker: whoever serves it has torch and the memory."""
+
 
 class WorkerRole(StrEnum):
     """What a worker process serves (`atropos-worker --roles`)."""
@@ -20,6 +23,7 @@ class WorkerRole(StrEnum):
     CONTROL = "control"
     MODEL = "model"
     TOOLS = "tools"
+    TRAINER = "trainer"
 
 
 QUEUE_OF: Final[dict[WorkerRole, str]] = {
@@ -27,4 +31,5 @@ QUEUE_OF: Final[dict[WorkerRole, str]] = {
     WorkerRole.CONTROL: CONTROL,
     WorkerRole.MODEL: MODEL,
     WorkerRole.TOOLS: TOOLS,
+    WorkerRole.TRAINER: TRAINER,
 }

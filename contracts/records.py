@@ -191,6 +191,8 @@ class EpisodeFacts:
     reward: float | None = None
     run_state: RunState = RunState.RUNNING
     """Asked before every model call: an ended run buys no more tokens."""
+    pinned: int | None = None
+    """The version its evaluation is pinned to; None: any version of the run will do."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field, StringConstraints, ValidationError, model
 from .base import Strict
 from .limits import Limits
 from .sampling import Sampling
+from .training import BatchConfig, PublishConfig, StalenessConfig, TrainerConfig, TrainerKind, WandbConfig
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 _URL = r"^https?://[^\s/]+(/\S*)?$"
@@ -37,6 +38,8 @@ class ModelConfig(Strict):
     """`auto`, or the name of a chat format of the `renderers` library (qwen3, llama_3, …)."""
     context: int | None = Field(default=None, ge=8)
     """Longest prompt plus completion; default: what the engine reports."""
+    init_from: str | None = None
+    """Folder of a checkpoint to begin with instead of `path`'s weights; `atropos run fork` fills it in."""
 
 
 class EngineKind(StrEnum):
@@ -101,7 +104,7 @@ class RolloutConfig(Strict):
 
 
 class BudgetConfig(Strict):
-    """When a run without trainer ends. At least one limit is required there."""
+    """When a run ends before its steps are done. At least one limit is required without trainer."""
 
     groups: int | None = Field(default=None, ge=1)
     """Groups that count: sealed or filtered. Failed ones are replaced."""
@@ -111,13 +114,6 @@ class BudgetConfig(Strict):
     @property
     def unlimited(self) -> bool:
         return self.groups is None and self.sampled_tokens is None and self.hours is None
-
-
-class TrainerConfig(Strict):
-    """Who trains."""
-
-    kind: Literal["none"] = "none"
-    """`none`: rollouts only."""
 
 
 class EvalSet(Strict):
@@ -133,6 +129,8 @@ class EvalSet(Strict):
 class EvalConfig(Strict):
     """Evaluations of the run."""
 
+    every: int | None = Field(default=None, ge=1)
+    """Train steps between two evaluations; each is pinned to the version that it began with."""
     at_start: bool = False
     at_end: bool = True
     sampling: Sampling | None = None
@@ -151,10 +149,15 @@ class RunConfig(Strict):
     judges: dict[str, JudgeConfig] = Field(default_factory=dict)
     group: GroupConfig = GroupConfig()
     rollout: RolloutConfig = RolloutConfig()
+    batch: BatchConfig = BatchConfig()
+    staleness: StalenessConfig = StalenessConfig()
     sampling: Sampling = Sampling()
     trainer: TrainerConfig = TrainerConfig()
+    publish: PublishConfig = PublishConfig()
     eval: EvalConfig = EvalConfig()
     budget: BudgetConfig = BudgetConfig()
+    wandb: WandbConfig | None = None
+    """Absent: metrics stay in the store and on stdout."""
 
     @model_validator(mode="after")
     def _parts_agree(self) -> Self:
@@ -166,9 +169,21 @@ class RunConfig(Strict):
         for label, split in chosen:
             if chosen.count((label, split)) > 1:
                 raise ValueError(f"eval.sets: {label!r} is listed twice for the split {split!r}")
-        if self.budget.unlimited:
-            raise ValueError("budget: set groups, sampled_tokens or hours, so that a run without trainer ends")
+        if not self.trains:
+            if self.budget.unlimited:
+                raise ValueError("budget: set groups, sampled_tokens or hours, so that a run without trainer ends")
+            if self.eval.every is not None:
+                raise ValueError("eval.every: a run without trainer has no steps; use at_start and at_end")
+            return self
+        for environment in self.environments:
+            if environment.group_size < 2:
+                raise ValueError(f"environments: {environment.label!r} needs a group_size of at least 2 to train on")
         return self
+
+    @property
+    def trains(self) -> bool:
+        """Whether groups become weights, here or elsewhere."""
+        return self.trainer.kind is not TrainerKind.NONE
 
     def environment(self, id_or_label: str) -> EnvironmentConfig:
         """The environment called so. Raises ValueError naming the nearest one."""
@@ -178,11 +193,24 @@ class RunConfig(Strict):
         known = [environment.label for environment in self.environments]
         raise ValueError(f"eval.sets: no environment {id_or_label!r} in this run; known: {', '.join(known)}")
 
-    def evaluations(self, when: Literal["start", "end"]) -> dict[str, EvalSet]:
-        """Evaluations to run then, by name."""
-        wanted = self.eval.at_start if when == "start" else self.eval.at_end
+    def evaluations(self, when: Literal["start", "end"] | int) -> dict[str, EvalSet]:
+        """Evaluations to run then, by name. A number is the version that a train step has just made."""
+        if isinstance(when, int):
+            last = self.trainer.kind is TrainerKind.BUILTIN and when >= self.trainer.steps
+            due = self.eval.every is not None and when % self.eval.every == 0
+            # The last version is evaluated at the end, where that is wanted.
+            wanted = due and not (last and self.eval.at_end)
+        else:
+            wanted = self.eval.at_start if when == "start" else self.eval.at_end
+        prefix = f"step{when}" if isinstance(when, int) else when
         sets = self.eval.sets if wanted else ()
-        return {f"{when}-{self.environment(chosen.id).label}-{chosen.split}": chosen for chosen in sets}
+        return {f"{prefix}-{self.environment(chosen.id).label}-{chosen.split}": chosen for chosen in sets}
+
+    def evaluation_set(self, name: str) -> EvalSet | None:
+        """The set that an evaluation of this name runs over; None where the run has none called so."""
+        version = evaluated_version(name)
+        moments: tuple[Literal["start", "end"] | int, ...] = ("start", "end") if version is None else (version,)
+        return next((self.evaluations(when)[name] for when in moments if name in self.evaluations(when)), None)
 
     def sampling_for(self, evaluation: str | None) -> Sampling:
         """The sampling of training episodes, or of an evaluation's."""
@@ -195,6 +223,12 @@ class RunConfig(Strict):
             return self.rollout.concurrency
         slots = sum(engine.concurrency for engine in self.engines)
         return max(1, slots // max(environment.group_size for environment in self.environments))
+
+
+def evaluated_version(name: str) -> int | None:
+    """The version that an evaluation of this name is of; None where it begins or ends the run."""
+    found = re.match(r"step(\d+)-", name)
+    return None if found is None else int(found[1])
 
 
 class RunFileError(ValueError):

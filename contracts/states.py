@@ -45,7 +45,8 @@ class EpisodeState(StrEnum):
 
     RUNNING = "running"
     DONE = "done"
-    """Ended with a stop reason; scored, or unscored because a judge failed."""
+    """Ended with a stop reason; scored, or unscored because a judge failed. It fails after all where weights that
+    sampled for it turn out to be wrong before its group is closed."""
     FAILED = "failed"
     """Invalid: never votes in a baseline; carries a failure kind."""
 
@@ -67,6 +68,28 @@ class EvaluationState(StrEnum):
     COMPLETED = "completed"
     FAILED = "failed"
     CANCELLED = "cancelled"
+
+
+class BatchState(StrEnum):
+    """Life of a batch: the groups of one train step."""
+
+    LEASED = "leased"
+    """Its groups are fixed; whoever holds the newest fence may commit it."""
+    COMMITTED = "committed"
+    ABANDONED = "abandoned"
+    """Its groups are free again, all of them."""
+
+
+class PublicationState(StrEnum):
+    """A version on one life of an engine."""
+
+    LOADING = "loading"
+    """Turns it samples are provisional."""
+    VERIFIED = "verified"
+    UNVERIFIED = "unverified"
+    """Nothing contradicts it, and nothing could prove it."""
+    FAILED = "failed"
+    """The engine holds something else: what it sampled under this name does not count."""
 
 
 OPEN_GROUPS: Final = frozenset({GroupState.ADMITTED, GroupState.RUNNING, GroupState.WAITING})
@@ -96,7 +119,7 @@ TRANSITIONS: Final[Mapping[type[StrEnum], Mapping[StrEnum, frozenset[StrEnum]]]]
     },
     EpisodeState: {
         EpisodeState.RUNNING: frozenset({EpisodeState.DONE, EpisodeState.FAILED}),
-        EpisodeState.DONE: frozenset(),
+        EpisodeState.DONE: frozenset({EpisodeState.FAILED}),
         EpisodeState.FAILED: frozenset(),
     },
     EngineState: {
@@ -104,7 +127,9 @@ TRANSITIONS: Final[Mapping[type[StrEnum], Mapping[StrEnum, frozenset[StrEnum]]]]
             {EngineState.DOWN, EngineState.DRAINING, EngineState.QUARANTINED, EngineState.REMOVED}
         ),
         EngineState.DOWN: frozenset({EngineState.READY, EngineState.QUARANTINED, EngineState.REMOVED}),
-        EngineState.DRAINING: frozenset({EngineState.READY, EngineState.DOWN, EngineState.REMOVED}),
+        EngineState.DRAINING: frozenset(
+            {EngineState.READY, EngineState.DOWN, EngineState.QUARANTINED, EngineState.REMOVED}
+        ),
         EngineState.QUARANTINED: frozenset({EngineState.READY, EngineState.REMOVED}),
         EngineState.REMOVED: frozenset(),
     },
@@ -115,6 +140,19 @@ TRANSITIONS: Final[Mapping[type[StrEnum], Mapping[StrEnum, frozenset[StrEnum]]]]
         EvaluationState.COMPLETED: frozenset(),
         EvaluationState.FAILED: frozenset(),
         EvaluationState.CANCELLED: frozenset(),
+    },
+    BatchState: {
+        BatchState.LEASED: frozenset({BatchState.COMMITTED, BatchState.ABANDONED}),
+        BatchState.COMMITTED: frozenset(),
+        BatchState.ABANDONED: frozenset(),
+    },
+    PublicationState: {
+        PublicationState.LOADING: frozenset(
+            {PublicationState.VERIFIED, PublicationState.UNVERIFIED, PublicationState.FAILED}
+        ),
+        PublicationState.VERIFIED: frozenset({PublicationState.LOADING}),
+        PublicationState.UNVERIFIED: frozenset({PublicationState.LOADING}),
+        PublicationState.FAILED: frozenset({PublicationState.LOADING}),
     },
 }
 """Kind → state → where it may go. By kind, since states of two kinds that are spelt alike are equal strings."""

@@ -13,9 +13,12 @@ ROLLOUT_WORKFLOW: Final = "RolloutWorkflow"
 GROUP_WORKFLOW: Final = "GroupWorkflow"
 EPISODE_WORKFLOW: Final = "EpisodeWorkflow"
 EVALUATION_WORKFLOW: Final = "EvaluationWorkflow"
+TRAINER_WORKFLOW: Final = "TrainerWorkflow"
 
 GROUP_CLOSED: Final = "group_closed"
 """Signal of a group to whoever admitted it, with the group's number. It only wakes: rows decide."""
+TRAINED: Final = "trained"
+"""Signal of a trainer to its run: no step is left to take, and every evaluation between steps has ended."""
 WAKE: Final = "wake"
 """Signal: something changed in the rows, look again."""
 
@@ -35,6 +38,16 @@ class GroupInput(Wire):
 
 class RolloutInput(Wire):
     run_id: str
+
+
+class TrainerInput(Wire):
+    """`published` and `finished`: what an earlier part of this workflow's history knew."""
+
+    run_id: str
+    builtin: bool = True
+    """Whether this run's own trainer takes the steps; else they are only published."""
+    published: int = -1
+    finished: bool = False
 
 
 class EvaluationInput(Wire):

@@ -22,7 +22,7 @@ from ..contracts.states import OPEN_GROUPS, GroupState, RunState
 from .encoding import encode
 from .errors import Refused, Unknown
 from .groups import GroupRow, group_of
-from .models import EnvironmentRow, EpisodeRow, Evaluation, Group, Run, TaskRow
+from .models import EnvironmentRow, EpisodeRow, Evaluation, Group, PolicyVersion, Run, TaskRow, TrainStep
 from .runs import unknown_run
 from .store import Store
 
@@ -68,6 +68,12 @@ class AdmissionState:
     counted: int
     sampled_tokens: int
     """Tokens sampled by episodes that have ended, evaluations included."""
+    committed: int
+    """Train steps that were committed."""
+    published: int
+    """The newest version that was published; -1: none yet."""
+    unpublished: int
+    """Groups of steps whose version was not published yet."""
     started_at: datetime
     now: datetime
     """The database's clock."""
@@ -111,6 +117,12 @@ async def admit(store: Store, run_id: str, propose: Propose) -> list[GroupRow]:
         await _insert_tasks(connection, run_id, groups)
         drawn = await _drawable(connection, run_id, groups)
         return await _insert_groups(connection, run_id, drawn)
+
+
+async def admission_state(store: Store, run_id: str) -> AdmissionState:
+    """What the run has in flight and has spent, now. Raises Unknown."""
+    async with store.begin() as connection:
+        return await _state(connection, run_id)
 
 
 async def insert_evaluation_groups(
@@ -168,6 +180,19 @@ async def _state(connection: AsyncConnection, run_id: str) -> AdmissionState:
         .where(Group.run_id == run_id, Group.state.in_(OPEN_GROUPS))
     )
     tokens += int(unsettled or 0)
+    published = await connection.scalar(
+        select(func.coalesce(func.max(PolicyVersion.version), -1)).where(
+            PolicyVersion.run_id == run_id, PolicyVersion.published_at.is_not(None)
+        )
+    )
+    committed, unpublished = (
+        await connection.execute(
+            select(
+                func.count(),
+                func.coalesce(func.sum(TrainStep.groups).filter(TrainStep.version > published), 0),
+            ).where(TrainStep.run_id == run_id)
+        )
+    ).one()
     loads = tuple(
         _load(row, train.get(row.label, {}))
         for row in await connection.execute(
@@ -184,6 +209,9 @@ async def _state(connection: AsyncConnection, run_id: str) -> AdmissionState:
         open=in_flight,
         counted=sum(load.counted for load in loads),
         sampled_tokens=tokens,
+        committed=committed,
+        published=-1 if published is None else published,
+        unpublished=unpublished,
         started_at=run.created_at,
         now=run.now,
         _connection=connection,

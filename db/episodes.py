@@ -72,7 +72,8 @@ _SELECT: Final = (
     """
 SELECT g.kind, g.environment, g.task_key, t.data::text, t.info::text, t.exact, g.evaluation, e.prompt::text,
   e.prompt_exact, coalesce(last.state, e.start_state)::text, b.data, e.environment_version,
-  e.state, e.stop, e.failure, e.reward, r.state
+  e.state, e.stop, e.failure, e.reward, r.state,
+  (SELECT v.policy_version FROM evaluations v WHERE v.run_id = g.run_id AND v.name = g.evaluation)
 FROM episodes e
 JOIN runs r ON r.run_id = e.run_id
 JOIN groups g ON g.run_id = e.run_id AND g.group_no = e.group_no
@@ -228,7 +229,7 @@ async def _facts(key: EpisodeKey, cursors: list[Any]) -> EpisodeFacts | None:
         return None
     (
         kind, environment, task_key, data, info, exact, evaluation, prompt, prompt_exact, state, blob,
-        version, status, stop, failure, reward, run_state,
+        version, status, stop, failure, reward, run_state, pinned,
     ) = row  # fmt: skip
     task_data, task_info = (json.loads(data), json.loads(info)) if exact is None else json.loads(exact)
     records: tuple[CallRecord, ...] = tuple(call_of(call) for call in await calls.fetchall())
@@ -250,4 +251,5 @@ async def _facts(key: EpisodeKey, cursors: list[Any]) -> EpisodeFacts | None:
         failure=None if failure is None else FailureKind(failure),
         reward=reward,
         run_state=RunState(run_state),
+        pinned=pinned,
     )

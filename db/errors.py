@@ -44,3 +44,11 @@ def gist(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if "is the server running" not in line.lower()]
     last = next((line for line in reversed(lines) if line), type(error).__name__)
     return _AROUND.sub("", last).strip().rstrip(".") or type(error).__name__
+
+
+class WrongWeights(StoreError):
+    """A completion of weights that its engine was found not to hold; it has to be sampled again."""
+
+
+class Unsettled(StoreError):
+    """What is to be done rests on turns that are provisional still. Trying again soon helps."""

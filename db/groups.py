@@ -5,7 +5,7 @@ runs is ended in the same transaction. Only valid, scored members vote in its me
 group failed, except by a cancel or as an orphan, leaves the draw.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -20,7 +20,7 @@ from ..contracts.reasons import FailureKind, StopReason
 from ..contracts.records import BadRecord
 from ..contracts.states import OPEN_GROUPS, EpisodeState, GroupState, check_transition
 from .encoding import clean, clean_or_none
-from .errors import Unknown
+from .errors import Unknown, Unsettled
 from .models import EpisodeRow, Group, TaskRow, TurnRow
 from .store import Store
 
@@ -123,11 +123,18 @@ async def close_group(
     state: GroupState,
     failure: FailureKind | None,
     reason: str | None,
+    *,
+    min_valid: int = 0,
+    has_signal: Callable[[Sequence[float | None]], bool] | None = None,
 ) -> GroupResult:
-    """Close a group as SEALED, FILTERED or FAILED (with a failure kind); an earlier closing stands and is returned.
+    """Close a group as SEALED or FAILED (with a failure kind); an earlier closing stands and is returned.
 
     `members`: the attempt of each member that counts. FAILED quarantines the task unless the failure is `cancelled`.
-    Raises Unknown, IllegalTransition, or BadRecord where state and failure contradict each other.
+    `has_signal`: of the rewards of valid members (None: unscored), whether they can train anything; where they cannot,
+    a group that would be sealed is FILTERED. One with fewer than `min_valid` members left, since weights in doubt
+    sampled the others, fails as `engine`, and its task stays in the draw.
+    Raises Unsettled while a member's turns are provisional; Unknown, IllegalTransition, or BadRecord where state and
+    failure contradict each other.
     """
     if (state is GroupState.FAILED) != (failure is not None):
         raise BadRecord(f"a group that is closed as {state} cannot have the failure kind {failure}")
@@ -137,10 +144,42 @@ async def close_group(
         row = await _row(connection, key, lock=True)
         if row.closed_at is not None:
             return _result(key, row)
-        check_transition(GroupState(row.state), state)
         if failure is not None and failure is not FailureKind.CANCELLED:
             await _quarantine(connection, row, reason or f"a group of it failed: {failure}")
+        if state is GroupState.SEALED:
+            rewards = await _settled_rewards(connection, key, members)
+            if len(rewards) < min_valid:
+                state, failure = GroupState.FAILED, FailureKind.ENGINE
+                reason = f"{len(rewards)} of {row.size} members are left: weights in doubt sampled the others"
+            elif has_signal is not None and not has_signal(rewards):
+                state = GroupState.FILTERED
+        check_transition(GroupState(row.state), state)
         return await _close(connection, row, members, state, failure, reason)
+
+
+async def _settled_rewards(
+    connection: AsyncConnection, key: GroupKey, members: Sequence[EpisodeKey]
+) -> list[float | None]:
+    """The reward of each member that is valid. Raises Unsettled while a turn of one is provisional."""
+    provisional = exists().where(
+        TurnRow.run_id == EpisodeRow.run_id,
+        TurnRow.group_no == EpisodeRow.group_no,
+        TurnRow.member == EpisodeRow.member,
+        TurnRow.attempt == EpisodeRow.attempt,
+        TurnRow.provisional,
+    )
+    rows = await connection.execute(
+        select(EpisodeRow.reward, provisional).where(
+            EpisodeRow.run_id == key.run_id,
+            EpisodeRow.group_no == key.group_no,
+            tuple_(EpisodeRow.member, EpisodeRow.attempt).in_([(one.member, one.attempt) for one in members]),
+            EpisodeRow.state == EpisodeState.DONE,
+        )
+    )
+    found = rows.all()
+    if any(unsettled for _, unsettled in found):
+        raise Unsettled(f"{key.workflow_id} waits until its engine has proved which weights it holds.")
+    return [reward for reward, _ in found]
 
 
 async def fail_orphans(store: Store, keys: Sequence[GroupKey], reason: str) -> int:

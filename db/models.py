@@ -1,4 +1,5 @@
-"""Every table of the store, in one list. Its columns and promises are in `models_run` and `models_episode`."""
+"""Every table of the store, in one list. Its columns and promises are in `models_run`,
+`models_episode` and `models_train`."""
 
 from .base import Base
 from .models_episode import (
@@ -13,9 +14,12 @@ from .models_episode import (
     TurnRow,
 )
 from .models_run import Engine, EnvironmentRow, Evaluation, Event, Group, PolicyVersion, Run, TaskRow
+from .models_train import Batch, BatchGroup, Publication, TrainStep
 
 __all__ = [
     "Base",
+    "Batch",
+    "BatchGroup",
     "Blob",
     "Engine",
     "EnvironmentRow",
@@ -27,10 +31,12 @@ __all__ = [
     "LateResult",
     "PartialTurnRow",
     "PolicyVersion",
+    "Publication",
     "Run",
     "ScoreRow",
     "SegmentRow",
     "TaskRow",
     "ToolCallRow",
+    "TrainStep",
     "TurnRow",
 ]

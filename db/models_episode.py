@@ -130,6 +130,7 @@ class TurnRow(EpisodeId):
         CheckConstraint("temperature >= 0 AND temperature < 'Infinity'", name="temperature"),
         CheckConstraint("(octet_length(sampled) = 0) = (policy_version IS NULL)", name="version"),
         CheckConstraint("lossy = (message_exact IS NOT NULL)", name="lossy"),
+        Index("ix_turns_provisional", "run_id", "engine_id", postgresql_where=text("provisional")),
         {"comment": "Model calls; tokens are the truth, messages a display copy"},
     )
 

@@ -165,6 +165,9 @@ class Group(Base):
     admitted_at: Mapped[datetime] = mapped_column(server_default=func.now(), comment="When it was admitted")
     started_at: Mapped[datetime | None] = mapped_column(comment="When its first episode started")
     closed_at: Mapped[datetime | None] = mapped_column(comment="When its workflow was done with it")
+    reported_in: Mapped[int | None] = mapped_column(
+        comment="Number of the first batch that was leased after it was closed: whose mean reward it is in"
+    )
 
     __table_args__ = (
         ForeignKeyConstraint(
@@ -183,6 +186,13 @@ class Group(Base):
         Index("uq_groups_draw", "run_id", "environment", "draw", unique=True, postgresql_where=text("kind = 'train'")),
         Index("uq_groups_sample", "run_id", "evaluation", "draw", unique=True, postgresql_where=text("kind = 'eval'")),
         Index("ix_groups_open", "run_id", "group_no", postgresql_where=text(OPEN)),
+        Index("ix_groups_sealed", "run_id", "group_no", postgresql_where=text("kind = 'train' AND state = 'sealed'")),
+        Index(
+            "ix_groups_unreported",
+            "run_id",
+            "group_no",
+            postgresql_where=text("kind = 'train' AND closed_at IS NOT NULL AND reported_in IS NULL"),
+        ),
         Index("ix_groups_counted", "run_id", "kind", "environment", "state", postgresql_include=["sampled_tokens"]),
         {"comment": "Groups: G episodes of one task, admitted together and sealed together"},
     )
@@ -199,6 +209,13 @@ class PolicyVersion(Base):
     )
     label: Mapped[str] = mapped_column(comment="What engines call these weights")
     path: Mapped[str | None] = mapped_column(comment="Where the weights are; NULL: where the engine found them")
+    digest: Mapped[str | None] = mapped_column(comment="Hash of the checkpoint at `path`; NULL: it is no checkpoint")
+    probe: Mapped[dict[str, Any] | None] = mapped_column(
+        comment="Token sequences with the trainer's logprobs before and after: how engines prove that they hold it"
+    )
+    published_at: Mapped[datetime | None] = mapped_column(
+        comment="When every engine that could be reached held it; NULL: not yet"
+    )
     seq: Mapped[int] = mapped_column(
         BigInteger, server_default=text("nextval('policy_versions_seq')"), comment="Order of writing, across tables"
     )

@@ -25,7 +25,7 @@ from .encoding import (
     unpack_floats,
     unpack_ids,
 )
-from .errors import Unknown
+from .errors import Unknown, WrongWeights
 from .late import ENDED, TAKEN, keep_late, params
 from .store import Direct, Store
 
@@ -34,6 +34,11 @@ WITH episode AS (
   SELECT FROM episodes
   WHERE run_id = %(run)s AND group_no = %(group)s AND member = %(member)s AND attempt = %(attempt)s
     AND state = 'running'
+  FOR SHARE
+), unsettled AS (
+  SELECT state FROM publications
+  WHERE run_id = %(run)s AND engine_id = %(engine)s AND incarnation = %(incarnation)s AND version = ANY(%(versions)s)
+    AND state IN ('loading', 'failed')
   FOR SHARE
 ), kept AS (
   INSERT INTO turns (
@@ -44,8 +49,10 @@ WITH episode AS (
   SELECT
     %(run)s, %(group)s, %(member)s, %(attempt)s, %(turn)s, %(segment)s, %(opens)s, %(agent)s,
     %(message)s::jsonb, %(exact)b, %(lossy)s, %(delta)b, %(sampled)b, %(logprobs)b, %(mask)b, %(finish)s,
-    %(spans)s::jsonb, %(version)s, %(temperature)s, %(engine)s, %(incarnation)s, %(request)s, %(provisional)s
+    %(spans)s::jsonb, %(version)s, %(temperature)s, %(engine)s, %(incarnation)s, %(request)s,
+    %(provisional)s OR EXISTS (SELECT FROM unsettled)
   FROM episode
+  WHERE NOT EXISTS (SELECT FROM unsettled WHERE state = 'failed')
   ON CONFLICT DO NOTHING
   RETURNING segment
 ), opened AS (
@@ -91,7 +98,9 @@ async def save_turn(
     `had_partial`: parts of it were stored as it grew; they are removed in the same statement.
     Saving the same record again is a no-op that says True. A different one for a taken key, or one for an episode that
     has ended, goes to `late_results`; in the latter case the given record comes back, with False.
-    Raises Unknown where there is no such episode, Refused or BadRecord for what the schema forbids.
+    A turn of weights that its engine has not proved to hold yet is stored as provisional.
+    Raises WrongWeights where the engine failed to prove it; Unknown where there is no such episode, Refused or
+    BadRecord for what the schema forbids.
     """
     values = params(key) | _values(record)
     async with store.direct() as connection:
@@ -99,11 +108,13 @@ async def save_turn(
             return record, True
         row = await (await connection.execute(_SELECT_TURN, values, binary=True)).fetchone()
         if row is None:
+            await _refuse_wrong_weights(connection, values)
             await refuse_unknown(connection, key)
             await keep_late(connection, "turn", key, _plain(record), ENDED)
             return record, False
         stored = turn_of(row)
-        same = stored == replace(record, logprobs=unpack_floats(pack_floats(record.logprobs)))
+        kept = replace(record, logprobs=unpack_floats(pack_floats(record.logprobs)), provisional=stored.provisional)
+        same = stored == kept
         if not same:
             await keep_late(connection, "turn", key, _plain(record), TAKEN)
     return stored, same
@@ -155,6 +166,7 @@ def _values(record: TurnRecord) -> dict[str, Any]:
         "finish": record.finish,
         "spans": dump_spans(record.spans),
         "version": record.policy_version,
+        "versions": sorted({span.version for span in record.spans}),
         "temperature": record.temperature,
         "engine": clean(record.engine_id),
         "incarnation": clean(record.incarnation),
@@ -185,6 +197,17 @@ def load_spans(text: str) -> tuple[VersionSpan, ...]:
 
 def _plain(record: TurnRecord) -> dict[str, Any]:
     return asdict(record) | {"message": plain_message(record.message)}
+
+
+async def _refuse_wrong_weights(connection: Direct, values: dict[str, Any]) -> None:
+    found = await connection.execute(
+        "SELECT reason FROM publications WHERE run_id = %(run)s AND engine_id = %(engine)s"
+        " AND incarnation = %(incarnation)s AND version = ANY(%(versions)s) AND state = 'failed'",
+        values,
+    )
+    row = await found.fetchone()
+    if row is not None:
+        raise WrongWeights(f"the engine {values['engine']} sampled with weights it does not hold: {row[0]}")
 
 
 async def refuse_unknown(connection: Direct, key: EpisodeKey) -> None:

@@ -6,7 +6,7 @@ so that a part of it may be kept, and the whole is checked again by the one read
 
 import json
 import math
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from typing import Any, Final
 
 from ..contracts.reasons import FinishReason
@@ -62,6 +62,29 @@ def read_completion(
     )
 
 
+def read_prompt_logprobs(who: str, prompt_ids: Sequence[int], answer: dict[str, Any]) -> list[float]:
+    """The logprob of each prompt token but the first. Raises EngineFailure where one is missing or impossible."""
+    entries = answer.get("prompt_logprobs")
+    if not isinstance(entries, list) or len(entries) != len(prompt_ids):
+        raise malformed(f"{who} did not return a logprob for each prompt token; it may be too old to be probed")
+    try:
+        logprobs = [entry[str(token)]["logprob"] for token, entry in zip(prompt_ids[1:], entries[1:], strict=True)]
+    except (KeyError, TypeError) as error:
+        raise malformed(f"{who} left out the logprob of a prompt token: {error!r}") from None
+    problem = _impossible(logprobs)
+    if problem is not None:
+        raise malformed(f"{who} answered inconsistently: {problem}")
+    return [float(value) for value in logprobs]
+
+
+def read_labels(who: str, answer: dict[str, Any]) -> set[str]:
+    """The labels under which the tokens of a completion were sampled."""
+    try:
+        return {str(span["version"]) for span in answer["choices"][0]["weight_versions"]}
+    except (KeyError, IndexError, TypeError) as error:
+        raise malformed(f"{who} does not say which weights it sampled with: {error!r}") from None
+
+
 def _finish(who: str, reason: object) -> FinishReason:
     if reason == "stop":
         return FinishReason.STOP
@@ -95,12 +118,19 @@ def _end_problem(request: SampleRequest, ids: list[int], finish: FinishReason) -
 def _logprob_problem(ids: list[int], logprobs: list[Any], echoed: list[Any]) -> str | None:
     if len(logprobs) != len(ids):
         return f"{len(logprobs)} logprobs for {len(ids)} tokens"
+    problem = _impossible(logprobs)
+    if problem is not None:
+        return problem
+    if any(echo is not None and echo != token for echo, token in zip(echoed, ids, strict=True)):
+        return "a logprob belongs to another token than was sampled"
+    return None
+
+
+def _impossible(logprobs: list[Any]) -> str | None:
     if not all(type(v) in (int, float) and math.isfinite(v) for v in logprobs):
         return "a logprob is not a finite number"
     if not all(_INVENTED_LOGPROB < v <= _SLACK for v in logprobs):
         return "a logprob is above 0 or a placeholder"
-    if any(echo is not None and echo != token for echo, token in zip(echoed, ids, strict=True)):
-        return "a logprob belongs to another token than was sampled"
     return None
 
 

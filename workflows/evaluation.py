@@ -46,16 +46,18 @@ class EvaluationWorkflow:
                 await start_group(group)
                 self._running.add(group.key.group_no)
             workflow.set_current_details(f"{page.open} tasks to go, {len(self._running)} in flight")
-            await self._wait()
+            await self._wait(timedelta(seconds=page.again_s))
             if workflow.info().is_continue_as_new_suggested():
                 await workflow.wait_condition(workflow.all_handlers_finished)
                 workflow.continue_as_new(evaluation)
         return await scheduled(act.FINISH_EVALUATION, self._ref, summary="sum up")
 
-    async def _wait(self) -> None:
+    async def _wait(self, at_most: timedelta) -> None:
         try:
-            await workflow.wait_condition(lambda: self._awake, timeout=_LOOK_AGAIN)
+            await workflow.wait_condition(lambda: self._awake, timeout=at_most)
         except TimeoutError:
+            if at_most < _LOOK_AGAIN:
+                return
             found = await scheduled(
                 act.RECONCILE,
                 act.Reconcile(run_id=self._ref.run_id, evaluation=self._ref.name),

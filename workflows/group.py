@@ -127,7 +127,12 @@ class GroupWorkflow:
     async def _close(self, failure: tuple[FailureKind, str] | None) -> GroupResult:
         kind, reason = failure or (None, None)
         argument = act.CloseGroup(
-            key=self._group.key, members=tuple(self._members), failure=kind, reason=reason, tell=self._parent
+            key=self._group.key,
+            members=tuple(self._members),
+            failure=kind,
+            reason=reason,
+            tell=self._parent,
+            evaluation=self._group.evaluation,
         )
         return await quick(act.CLOSE_GROUP, argument, summary=f"close: {kind or 'sealed'}")
 

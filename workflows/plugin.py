@@ -17,8 +17,9 @@ from .evaluation import EvaluationWorkflow
 from .group import GroupWorkflow
 from .rollout import RolloutWorkflow
 from .run import RunWorkflow
+from .trainer import TrainerWorkflow
 
-WORKFLOWS = (RunWorkflow, RolloutWorkflow, GroupWorkflow, EpisodeWorkflow, EvaluationWorkflow)
+WORKFLOWS = (RunWorkflow, RolloutWorkflow, GroupWorkflow, EpisodeWorkflow, EvaluationWorkflow, TrainerWorkflow)
 """Every workflow a worker serves and a replayer knows."""
 
 

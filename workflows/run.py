@@ -4,6 +4,8 @@ Invariant: the run file is validated by the first activity, so a bad one fails t
 people. Pause, resume and cancel change the run's row first and wake others after, since rows decide.
 """
 
+import asyncio
+from collections.abc import Coroutine
 from typing import Any
 
 from temporalio import workflow
@@ -13,18 +15,22 @@ from temporalio.exceptions import ActivityError, ApplicationError, FailureError,
 from ..contracts import activities as act
 from ..contracts import search
 from ..contracts.activities import BAD_RUN_FILE, EvaluationOutcome, RunPlan
-from ..contracts.ids import evaluation_workflow_id, rollout_workflow_id
+from ..contracts.ids import evaluation_workflow_id, rollout_workflow_id, trainer_workflow_id
 from ..contracts.queues import WORKFLOWS
 from ..contracts.states import RunState
+from ..contracts.training import TrainerKind
 from ..contracts.workflows import (
     EVALUATION_WORKFLOW,
     ROLLOUT_WORKFLOW,
     RUN_WORKFLOW,
+    TRAINED,
+    TRAINER_WORKFLOW,
     WAKE,
     EvaluationInput,
     RolloutInput,
     RunProgress,
     RunResult,
+    TrainerInput,
 )
 from .calls import root_cause, scheduled
 from .group import search_attributes
@@ -37,17 +43,16 @@ class RunWorkflow:
         self._id = workflow.info().workflow_id
         self._phase = "validating the run file"
         self._children: list[str] = []
+        self._trained = False
 
     @workflow.run
     async def run(self, document: Any = None) -> RunResult:
         plan = await self._register(document)
         workflow.upsert_search_attributes([SearchAttributeKey.for_keyword(search.RUN).value_set(self._id)])
-        outcomes: list[EvaluationOutcome] = []
+        trains = plan.trainer is not TrainerKind.NONE
+        trainer = asyncio.create_task(self._train(plan)) if trains else None
         try:
-            outcomes += await self._evaluate(plan.evaluations_at_start)
-            self._phase = "rollouts"
-            await self._roll_out()
-            outcomes += await self._evaluate(plan.evaluations_at_end)
+            outcomes = await self._until_failure(self._play(plan), trainer)
         except BaseException as error:
             if is_cancelled_exception(error):
                 await self._end(RunState.CANCELLED, "its workflow was cancelled")
@@ -55,6 +60,8 @@ class RunWorkflow:
                 await self._end(RunState.FAILED, root_cause(error))
             raise
         state = await self._end(RunState.COMPLETED, None)
+        if trainer is not None:
+            await trainer
         return RunResult(run_id=self._id, state=state, evaluations=tuple(outcomes))
 
     async def _register(self, document: Any) -> RunPlan:
@@ -66,6 +73,34 @@ class RunWorkflow:
             if isinstance(error.cause, ApplicationError) and error.cause.type == BAD_RUN_FILE:
                 raise ApplicationError(error.cause.message, type=BAD_RUN_FILE, non_retryable=True) from None
             raise
+
+    async def _play(self, plan: RunPlan) -> list[EvaluationOutcome]:
+        """Everything that a run consists of, beside its training."""
+        outcomes = await self._evaluate(plan.evaluations_at_start)
+        self._phase = "rollouts" if plan.trainer is TrainerKind.NONE else "training"
+        await self._child(ROLLOUT_WORKFLOW, RolloutInput(run_id=self._id), rollout_workflow_id(self._id), None)
+        if plan.trainer is not TrainerKind.NONE:
+            await workflow.wait_condition(lambda: self._trained)
+        return outcomes + await self._evaluate(plan.evaluations_at_end)
+
+    async def _train(self, plan: RunPlan) -> None:
+        builtin = plan.trainer is TrainerKind.BUILTIN
+        trainer = TrainerInput(run_id=self._id, builtin=builtin)
+        await self._child(TRAINER_WORKFLOW, trainer, trainer_workflow_id(self._id), None)
+
+    async def _until_failure(
+        self, play: Coroutine[Any, Any, list[EvaluationOutcome]], trainer: asyncio.Task[None] | None
+    ) -> list[EvaluationOutcome]:
+        """The result of `play`, unless the trainer fails before."""
+        playing = asyncio.create_task(play)
+        try:
+            if trainer is not None:
+                await workflow.wait([playing, trainer], return_when=asyncio.FIRST_COMPLETED)
+                if trainer.done():
+                    await trainer
+            return await playing
+        finally:
+            playing.cancel()
 
     async def _evaluate(self, names: tuple[str, ...]) -> list[EvaluationOutcome]:
         outcomes = []
@@ -79,9 +114,6 @@ class RunWorkflow:
             )
             outcomes.append(outcome)
         return outcomes
-
-    async def _roll_out(self) -> None:
-        await self._child(ROLLOUT_WORKFLOW, RolloutInput(run_id=self._id), rollout_workflow_id(self._id), None)
 
     async def _child(self, name: str, argument: Any, child_id: str, result_type: Any) -> Any:
         self._children.append(child_id)
@@ -119,6 +151,10 @@ class RunWorkflow:
                 await workflow.get_external_workflow_handle(child).signal(WAKE)
             except ApplicationError:
                 workflow.logger.info("%s has ended already", child)
+
+    @workflow.signal(name=TRAINED)
+    def trained(self) -> None:
+        self._trained = True
 
     @workflow.update
     async def pause(self, reason: str = "paused by a person") -> RunState:

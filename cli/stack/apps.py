@@ -6,6 +6,7 @@ user's environment names is replaced where the stack has a part of its own.
 
 import sys
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +20,7 @@ from .probes import check_http
 WORKERS: Final[Mapping[str, str]] = {
     "worker-workflows": "workflows",
     "worker-activities": "model,tools,control",
+    "worker-trainer": "trainer",
 }
 """Part name → roles. Workflow code is apart from I/O, so that no busy activity delays a workflow task."""
 
@@ -28,6 +30,12 @@ _NEEDED: Final = {
     "weights": ("*.safetensors", "*.bin"),
     "tokenizer": ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.*"),
 }
+
+
+def workers() -> tuple[str, ...]:
+    """The workers that can serve here: without torch nothing is trained."""
+    trains = find_spec("torch") is not None
+    return tuple(name for name, roles in WORKERS.items() if trains or roles != "trainer")
 
 
 def app_environment(

@@ -100,7 +100,7 @@ def make_plan(home: StackHome, options: StackOptions, kept: Kept) -> Plan:
         parts.append(apps.engine(home, options.engine_model, engine_port, env))
     if options.workers:
         before = tuple(part.name for part in parts)
-        parts.extend(apps.worker(home, name, env, before) for name in apps.WORKERS)
+        parts.extend(apps.worker(home, name, env, before) for name in apps.workers())
 
     return Plan(
         parts=tuple(parts),

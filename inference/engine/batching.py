@@ -22,7 +22,7 @@ from transformers.generation.continuous_batching.model_runner import ModelRunner
 from transformers.generation.continuous_batching.utils import stream_context
 
 from . import attention
-from .calls import Call
+from .calls import Call, Scored
 from .sampling import draw
 
 PAGE = 32
@@ -192,6 +192,7 @@ class _Runner(ModelRunner):  # type: ignore[misc]
             stored = stored if stored.numel() else batch_data["write_index"][0]
             batch_data["read_index"] = [stored[ragged.read]]
         batch_data["ragged"] = ragged
+        self._model = model
         super().compute_batch(model, batch_data)
 
     def _sample(self, scores: Tensor, output_ids: Tensor) -> None:
@@ -206,7 +207,26 @@ class _Runner(ModelRunner):  # type: ignore[misc]
         chosen = scores[0, :count] if len(rows) == count else scores[0, rows]
         tokens, logprobs = draw(chosen, [c.params for c in wanted], [c.dice.random() for c in wanted])
         output_ids[0, rows] = tokens.to(torch.int32)
+        for call in wanted:
+            if call.params.prompt_logprobs is not None and call.scored is None:
+                call.scored = score(self._model, call.prompt)
         self._on_step(list(zip(wanted, tokens.tolist(), logprobs.tolist(), strict=True)))
+
+
+@torch.inference_mode()
+def score(model: Any, prompt: list[int]) -> list[Scored]:
+    """Every token of a prompt but the first, by one forward pass of its own beside the paged cache.
+
+    Within a step, so that weights cannot change between it and the token that the same step samples.
+    """
+    ids = torch.tensor([prompt], device=model.device)
+    places = torch.arange(len(prompt), device=model.device).unsqueeze(0)
+    alone = attention.layout([attention.Piece(0, len(prompt), 0, len(prompt))], model.device)
+    scores = model(input_ids=ids, position_ids=places, use_cache=False, ragged=alone).logits[0, :-1]
+    logprobs = torch.log_softmax(scores.float(), dim=-1)
+    own = logprobs.gather(1, ids[0, 1:].unsqueeze(1))
+    ranks = (logprobs > own).sum(dim=-1) + 1
+    return [Scored(*pair) for pair in zip(own.squeeze(1).tolist(), ranks.tolist(), strict=True)]
 
 
 def check_model(config: Any) -> None:

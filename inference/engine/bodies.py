@@ -6,7 +6,7 @@ these are the tokens the event carries, and its spans count from its own first t
 
 from typing import TYPE_CHECKING, Any
 
-from .calls import Call
+from .calls import Call, Scored
 from .wire import ChatRequest, CompletionRequest
 
 if TYPE_CHECKING:
@@ -33,7 +33,9 @@ def generated(call: Call, incarnation: str, start: int = 0, end: int | None = No
         "sampling_mask": None,
         "logprobs": logprobs,
     }
-    body = {"request_id": call.request_id, "call": call.call_id, "incarnation": incarnation}
+    body: Body = {"request_id": call.request_id, "call": call.call_id, "incarnation": incarnation}
+    if last and call.scored is not None:
+        body["prompt_logprobs"] = _prompt_logprobs(call, call.scored)
     return {**body, "usage": _usage(call, end), "choices": [choice]}
 
 
@@ -101,6 +103,14 @@ def _openai(call: Call, kind: str, served: "Served", created: int) -> Body:
 def _usage(call: Call, sampled: int) -> Body:
     prompt = len(call.prompt)
     return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
+
+
+def _prompt_logprobs(call: Call, scored: list[Scored]) -> list[Body | None]:
+    """One entry a prompt token; the first has nothing before it. On this wire tokens have no text."""
+    entries: list[Body | None] = [None]
+    for token, one in zip(call.prompt[1:], scored, strict=True):
+        entries.append({str(token): {"logprob": one.logprob, "rank": one.rank, "decoded_token": None}})
+    return entries
 
 
 def _spans(call: Call, start: int, end: int) -> list[Body]:

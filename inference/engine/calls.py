@@ -12,6 +12,15 @@ from .journal import Line
 from .wire import SamplingParams
 
 
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """One prompt token as the model saw it: its logprob given all tokens before it, and its place among all tokens,
+    the likeliest being 1."""
+
+    logprob: float
+    rank: int
+
+
 @dataclass(slots=True)
 class Span:
     """Tokens `start` to `end` (exclusive) of a completion, sampled under one weight version."""
@@ -43,6 +52,8 @@ class Call:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
+    scored: list[Scored] | None = None
+    """The prompt's tokens but the first, under the weights that sampled the first token; None where not asked for."""
     finish_reason: str | None = None
     stop_reason: int | None = None
     error: str | None = None

@@ -6,7 +6,7 @@ change what is sampled is therefore named, with the values that this engine hono
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 NO_LIMIT = -1
 """vLLM's spelling of "all tokens" for `top_k`; 0 says the same."""
@@ -67,6 +67,8 @@ class SamplingParams(Wire):
     ignore_eos: bool = False
     logprobs: int | None = Field(default=None, ge=0, le=1)
     """0 or 1: return the logprob of each sampled token. Alternatives are not returned."""
+    prompt_logprobs: int | None = Field(default=None, ge=0, le=0)
+    """0: return the logprob of each prompt token but the first, at temperature 1. Alternatives are not returned."""
 
     n: Annotated[int, _neutral(1)] = 1
     min_p: Annotated[float, _neutral(0.0)] = 0.0
@@ -75,9 +77,17 @@ class SamplingParams(Wire):
     frequency_penalty: Annotated[float, _neutral(0.0)] = 0.0
     repetition_penalty: Annotated[float, _neutral(1.0)] = 1.0
     stop: Annotated[Any, _neutral(None, [], "")] = None
-    prompt_logprobs: Annotated[Any, _neutral(None)] = None
     skip_special_tokens: bool = True
     """Accepted for clients that send it; tokens in, tokens out has no text."""
+
+    @model_validator(mode="after")
+    def _prompts_are_scored_at_temperature_one(self) -> "SamplingParams":
+        if self.prompt_logprobs is not None and self.temperature != 1.0:
+            raise ValueError(
+                "prompt_logprobs are those at temperature 1, so only temperature 1.0 is supported with them,"
+                f" not {self.temperature}"
+            )
+        return self
 
     @property
     def greedy(self) -> bool:
@@ -97,6 +107,12 @@ class GenerateRequest(Wire):
     """Accepted; there is no prefix cache that it could separate."""
     priority: int = 0
     """Accepted; requests are served in order of arrival."""
+
+    @model_validator(mode="after")
+    def _streams_carry_no_prompt(self) -> "GenerateRequest":
+        if self.stream and self.sampling_params.prompt_logprobs is not None:
+            raise ValueError("prompt_logprobs are not supported together with stream")
+        return self
 
 
 class _OpenAIRequest(Wire):

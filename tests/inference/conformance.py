@@ -170,6 +170,35 @@ async def logprobs_are_those_of_the_sampling_distribution(client: httpx.AsyncCli
 
 
 @check
+async def prompt_logprobs_are_those_of_the_weights_that_serve(client: httpx.AsyncClient, target: Target) -> None:
+    prompts = [[(11 * i + 5 * j) % 256 for j in range(n)] for i, n in enumerate((1, 2, 40, target.context - 1))]
+    for number, folder in enumerate(target.weights):
+        await publish(client, folder, f"scored-{number}")
+        crowd = [asyncio.create_task(generate(client, target, [8, 9], max_tokens=60)) for _ in range(3)]
+        bodies = await asyncio.gather(
+            *(generate(client, target, prompt, max_tokens=1, prompt_logprobs=0) for prompt in prompts)
+        )
+        await asyncio.gather(*crowd)
+        for prompt, body in zip(prompts, bodies, strict=True):
+            assert [span["version"] for span in body["choices"][0]["weight_versions"]] == [f"scored-{number}"]
+            assert_prompt_logprobs(body, prompt, folder, target.tolerance)
+    await publish(client, target.weights[0], "scored-0")
+
+
+def assert_prompt_logprobs(body: dict[str, Any], prompt: Sequence[int], folder: Path, tolerance: float) -> None:
+    first, *rest = body["prompt_logprobs"]
+    assert first is None
+    assert all(len(entry) == 1 for entry in rest)
+    with torch.no_grad():
+        rows = torch.log_softmax(_reference(folder)(torch.tensor([list(prompt)])).logits[0, :-1], -1)
+    for token, entry, row in zip(prompt[1:], rest, rows, strict=True):
+        item, expected = entry[str(token)], float(row[token])
+        assert abs(item["logprob"] - expected) <= tolerance
+        surely_above, perhaps_above = (int((row > expected + slack).sum()) for slack in (tolerance, -tolerance))
+        assert surely_above < item["rank"] <= perhaps_above
+
+
+@check
 async def temperature_zero_takes_the_likeliest_token(client: httpx.AsyncClient, target: Target) -> None:
     await publish(client, target.weights[0], "greedy")
     prompt = [11, 12, 13]

@@ -51,6 +51,7 @@ class World:
     client: Client
     database: str
     engine: ScriptedEngine
+    checkpoints: Path | None = None
     settings: dict[str, Any] = field(default_factory=lambda: {"shutdown_grace_s": 1.0, "tool_processes": 1})
 
     @asynccontextmanager
@@ -73,6 +74,21 @@ class World:
             "budget": {"groups": 2},
             **changes,
         }
+
+    def training(self, name: str, *, steps: int = 2, **changes: Any) -> dict[str, Any]:
+        """A run file that trains: batches of two groups of two."""
+        trainer = {"kind": "builtin", "steps": steps, "optim": {"lr": 1e-2, "warmup": 0}}
+        trainer |= {"checkpoint": {"dir": str(self.checkpoints), "keep": 2}} if self.checkpoints else {}
+        return self.document(
+            name,
+            **{
+                "trainer": trainer,
+                "batch": {"groups": 2},
+                "publish": {"verify": "checksum"},
+                "budget": {},
+                **changes,
+            },
+        )
 
     def process(
         self, roles: Sequence[WorkerRole], folder: Path, *, die_around: Sequence[str] = (), grace_s: float = 1.0

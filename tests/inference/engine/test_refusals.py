@@ -82,6 +82,7 @@ async def test_a_token_opens_every_route(weights: tuple[Path, Path]) -> None:
         ({"min_p": 0.1}, "min_p"),
         ({"n": 2}, "n"),
         ({"logprobs": 5}, "logprobs"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs"),
         ({"stop": ["."]}, "stop"),
         ({"repetition_penalty": 1.1}, "repetition_penalty"),
         ({"logit_bias": {"1": 2}}, "logit_bias"),
@@ -97,6 +98,22 @@ async def test_sampling_that_is_not_supported_is_refused_not_ignored(
     message = answer.json()["error"]["message"]
     assert f"sampling_params.{field}" in message
     assert "support" in message or "less than or equal" in message
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"sampling_params": {"prompt_logprobs": 0, "temperature": 0.7}}, "only temperature 1.0"),
+        ({"sampling_params": {"prompt_logprobs": 0, "temperature": 0.0}}, "only temperature 1.0"),
+        ({"sampling_params": {"prompt_logprobs": 0}, "stream": True}, "together with stream"),
+    ],
+)
+async def test_prompt_logprobs_have_one_meaning(
+    change: dict[str, object], says: str, client: httpx.AsyncClient, target: Target
+) -> None:
+    answer = await client.post("/inference/v1/generate", json={"model": target.model, "token_ids": [1]} | change)
+    assert answer.status_code == 400
+    assert says in answer.json()["error"]["message"]
 
 
 async def test_neutral_values_of_unsupported_parameters_are_fine(client: httpx.AsyncClient, target: Target) -> None:

@@ -11,6 +11,7 @@ import torch
 from atropos.tests.inference.conformance import (
     Target,
     assert_logprobs,
+    assert_prompt_logprobs,
     control,
     generate,
     load,
@@ -112,6 +113,20 @@ async def test_weights_without_a_name_are_called_unversioned(client: httpx.Async
     spans = (await generate(client, target, [1]))["choices"][0]["weight_versions"]
     assert [span["version"] for span in spans] == ["unversioned"]
     await publish(client, target.weights[0], "named")
+
+
+async def test_a_prompt_is_scored_by_the_weights_that_answer_it(client: httpx.AsyncClient, target: Target) -> None:
+    await control(client, "/pause?mode=keep")
+    prompt = [7, 3, 99, 4, 120, 55]
+    waiting = asyncio.create_task(generate(client, target, prompt, max_tokens=1, prompt_logprobs=0))
+    while (await client.get("/load")).json() != {"server_load": 1}:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    await load(client, target.weights[1], "later")
+    await control(client, "/resume")
+    body = await waiting
+    assert body["choices"][0]["weight_versions"] == [{"version": "later", "start": 0, "end": 1}]
+    assert_prompt_logprobs(body, prompt, target.weights[1], target.tolerance)
+    await publish(client, target.weights[0], "earlier")
 
 
 async def test_every_span_of_many_reloads_matches_its_weights(client: httpx.AsyncClient, target: Target) -> None:

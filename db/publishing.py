@@ -1,0 +1,188 @@
+"""Which version the engines of a run should hold, what each was given, and what that means for turns.
+
+Invariant: a turn sampled by a version that its engine has not proved yet is provisional. Settling a publication locks
+its row before it looks for such turns, and storing a turn locks the same row, so none is missed: each becomes
+confirmed, or its episode fails as `engine`.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ..contracts.states import PublicationState, RunState, sources
+from .batches import Head, head_of
+from .encoding import check_finite, clean, clean_or_none
+from .errors import Unknown
+from .store import Direct, Store
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The version that every engine of the run should hold."""
+
+    run_state: RunState
+    version: int
+    label: str
+    path: str | None
+    """None: engines hold it from their start, and nobody can load it again."""
+    digest: str | None
+    probe: dict[str, Any] | None
+    published: bool
+    """Whether every engine that could be reached has held it."""
+    pinned: bool
+    """An evaluation holds it back: there is a newer one."""
+    noise: float | None
+    """Mean distance between an engine's logprobs and the trainer's at version 0; None: not measured."""
+
+
+_WANTED: Final = """
+SELECT r.state, v.version, v.label, v.path, v.digest, v.probe, v.published_at IS NOT NULL, v.version < newest.version,
+  (SELECT max(distance) FROM publications p WHERE p.run_id = r.run_id AND p.version = 0)
+FROM runs r
+JOIN LATERAL (SELECT max(version) AS version FROM policy_versions WHERE run_id = r.run_id) AS newest ON true
+LEFT JOIN LATERAL (
+  SELECT min(policy_version) AS version FROM evaluations WHERE run_id = r.run_id AND state = 'running'
+) AS pinned ON true
+JOIN policy_versions v ON v.run_id = r.run_id AND v.version = least(newest.version, pinned.version)
+WHERE r.run_id = %(run)s
+"""
+
+_HERE: Final = "run_id = %(run)s AND engine_id = %(engine)s AND incarnation = %(incarnation)s"
+
+_BEGIN: Final = """
+INSERT INTO publications (run_id, engine_id, incarnation, version)
+VALUES (%(run)s, %(engine)s, %(incarnation)s, %(version)s)
+ON CONFLICT (run_id, engine_id, incarnation, version) DO UPDATE
+SET state = 'loading', reason = NULL, distance = NULL, seq = nextval('turns_seq'), changed_at = now()
+"""
+
+_SETTLE: Final = f"""
+UPDATE publications SET state = %(state)s, reason = %(reason)s, distance = %(distance)s, changed_at = now()
+WHERE {_HERE} AND version = %(version)s AND state = ANY(%(sources)s)
+"""
+
+_CONFIRM: Final = f"UPDATE turns SET provisional = false WHERE {_HERE} AND provisional"
+
+_INVALIDATE: Final = f"""
+UPDATE episodes e SET state = 'failed', stop = 'failed', failure = 'engine', reason = %(reason)s, reward = NULL,
+  ended_at = coalesce(e.ended_at, now())
+FROM (SELECT DISTINCT run_id, group_no, member, attempt FROM turns WHERE {_HERE} AND provisional) AS t,
+  groups g
+WHERE (e.run_id, e.group_no, e.member, e.attempt) = (t.run_id, t.group_no, t.member, t.attempt)
+  AND e.state IN ('running', 'done') AND g.run_id = e.run_id AND g.group_no = e.group_no AND g.closed_at IS NULL
+"""
+
+
+async def wanted(store: Store, run_id: str) -> Wanted | None:
+    """What engines should hold: the newest version, or an older one that a running evaluation is pinned to.
+
+    None where the run has no version yet. Raises Unknown.
+    """
+    async with store.direct() as connection:
+        row = await (await connection.execute(_WANTED, {"run": run_id})).fetchone()
+        if row is None:
+            found = await connection.execute("SELECT FROM runs WHERE run_id = %s", (run_id,))
+            if not found.rowcount:
+                raise Unknown(f"There is no run called {run_id}.")
+            return None
+    return Wanted(RunState(row[0]), *row[1:])
+
+
+async def publication_state(
+    store: Store, run_id: str, engine_id: str, incarnation: str, version: int
+) -> PublicationState | None:
+    """What is known of a version on one life of an engine; None: it was never given it."""
+    async with store.direct() as connection:
+        cursor = await connection.execute(
+            f"SELECT state FROM publications WHERE {_HERE} AND version = %(version)s",
+            _named(run_id, engine_id, incarnation, version),
+        )
+        row = await cursor.fetchone()
+    return None if row is None else PublicationState(row[0])
+
+
+async def begin_publication(store: Store, run_id: str, engine_id: str, incarnation: str, version: int) -> None:
+    """From now on turns that this life of the engine samples with `version` are provisional.
+
+    What earlier lives of the engine left unsettled is settled as failed.
+    """
+    async with store.direct() as connection:
+        cursor = await connection.execute(
+            "SELECT incarnation, version FROM publications"
+            " WHERE run_id = %(run)s AND engine_id = %(engine)s AND incarnation <> %(incarnation)s"
+            " AND state = 'loading'",
+            _named(run_id, engine_id, incarnation, version),
+        )
+        unsettled = await cursor.fetchall()
+    for old, old_version in unsettled:
+        reason = "the engine ended before it had proved what it held"
+        await settle_publication(store, run_id, engine_id, old, old_version, PublicationState.FAILED, reason)
+    async with store.direct() as connection:
+        await connection.execute(_BEGIN, _named(run_id, engine_id, incarnation, version))
+
+
+async def settle_publication(
+    store: Store,
+    run_id: str,
+    engine_id: str,
+    incarnation: str,
+    version: int,
+    state: PublicationState,
+    reason: str | None = None,
+    distance: float | None = None,
+) -> None:
+    """Say what a probe found. FAILED fails the episodes with turns that stood on it; else those are confirmed.
+
+    Settling what is settled already changes nothing.
+    """
+    check_finite((distance,), "the distance of a probe")
+    values = _named(run_id, engine_id, incarnation, version) | {
+        "state": state,
+        "sources": [str(old) for old in sources(state)],
+        "reason": clean_or_none(reason),
+        "distance": distance,
+    }
+    async with store.direct() as connection, connection.transaction():
+        if not (await connection.execute(_SETTLE, values)).rowcount:
+            return
+        if state is PublicationState.FAILED:
+            await connection.execute(_INVALIDATE, values | {"reason": f"sampled by weights in doubt: {reason}"})
+            await connection.execute(f"DELETE FROM partial_turns WHERE {_HERE}", values)
+        else:
+            await connection.execute(_CONFIRM, values)
+
+
+async def mark_published(store: Store, run_id: str, version: int) -> bool:
+    """Every engine that could be reached holds the version. Whether that is news."""
+    async with store.direct() as connection:
+        done = await connection.execute(
+            "UPDATE policy_versions SET published_at = now()"
+            " WHERE run_id = %s AND version = %s AND published_at IS NULL",
+            (run_id, version),
+        )
+        return bool(done.rowcount)
+
+
+async def published_version(connection: Direct, run_id: str) -> int:
+    """The newest version that was published; -1: none."""
+    cursor = await connection.execute(
+        "SELECT coalesce(max(version), -1) FROM policy_versions WHERE run_id = %s AND published_at IS NOT NULL",
+        (run_id,),
+    )
+    row = await cursor.fetchone()
+    return -1 if row is None else int(row[0])
+
+
+async def add_first_version(store: Store, run_id: str, label: str, path: str, digest: str | None, probe: Any) -> Head:
+    """Write version 0 unless there is one; what stands."""
+    async with store.direct() as connection:
+        await connection.execute(
+            "INSERT INTO policy_versions (run_id, version, label, path, digest, probe)"
+            " VALUES (%s, 0, %s, %s, %s, %s::jsonb) ON CONFLICT DO NOTHING",
+            (run_id, label, path, digest, json.dumps(probe)),
+        )
+        return await head_of(connection, run_id)
+
+
+def _named(run_id: str, engine_id: str, incarnation: str, version: int) -> dict[str, Any]:
+    return {"run": run_id, "engine": engine_id, "incarnation": clean(incarnation), "version": version}
