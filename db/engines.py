@@ -140,3 +140,12 @@ async def versions(store: Store, run_id: str) -> dict[str, int]:
             .order_by(PolicyVersion.version)
         )
         return dict(rows.all())
+
+
+async def version_paths(store: Store, run_id: str) -> dict[int, str | None]:
+    """Version → where its weights were written; they may have been removed since. None: nobody wrote them."""
+    async with store.begin() as connection:
+        rows = await connection.execute(
+            select(PolicyVersion.version, PolicyVersion.path).where(PolicyVersion.run_id == run_id)
+        )
+        return dict(rows.all())

@@ -13,6 +13,7 @@ from atropos.activities.runs import workflow_status
 from atropos.contracts.states import EvaluationState
 from atropos.db.engines import engine_id
 from atropos.db.evaluations import list_evaluations
+from atropos.db.events import INLINE_APART, INLINE_DEATH, add_event
 from atropos.db.groups import open_groups
 from starlette.responses import Response
 from temporalio.api.common.v1 import WorkflowExecution
@@ -219,6 +220,18 @@ async def test_a_run_whose_workflow_a_person_ended_is_not_started_again(
         async with asyncio.timeout(60):
             while await open_groups(services.store, "run/terminated"):  # noqa: ASYNC110 - only asking again tells
                 await asyncio.sleep(0.1)
+
+
+async def test_why_says_what_an_author_should_change(world: World, atropos: Atropos, run_file: Path) -> None:
+    async with world.workers() as services:
+        assert (await atropos("run", "start", "-f", str(run_file), "--id", "advised", "--wait"))[0] == 0
+        await add_event(services.store, "run/advised", INLINE_DEATH, "a worker died")
+        await add_event(services.store, "run/advised", INLINE_APART, "inline code of Answers.step killed its worker")
+    said = await why(atropos, "advised")
+    assert said.splitlines() == [
+        "run/advised: It is completed.",
+        "run/advised: Note: inline code of Answers.step killed its worker.",
+    ]
 
 
 async def test_a_run_that_no_worker_has_taken_up_is_known_and_can_be_cancelled(

@@ -3,6 +3,7 @@
 Everything is real but the model's words.
 """
 
+import tempfile
 import uuid
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Sequence
@@ -31,6 +32,8 @@ from .scripted import ScriptedEngine
 ROLES = tuple(WorkerRole)
 TABLES = ("groups", "episodes", "turns", "segments", "tool_calls", "scores", "evaluation_samples", "late_results")
 _ROWS = sql.SQL("SELECT t::text FROM {} t WHERE run_id = %s ORDER BY 1")
+HOME = Path(tempfile.gettempdir()) / "atropos-test-home"
+"""Of workers in this process; they leave no file in it."""
 ENVIRONMENTS = Path(environments.__file__)
 
 
@@ -52,7 +55,9 @@ class World:
     database: str
     engine: ScriptedEngine
     checkpoints: Path | None = None
-    settings: dict[str, Any] = field(default_factory=lambda: {"shutdown_grace_s": 1.0, "tool_processes": 1})
+    settings: dict[str, Any] = field(
+        default_factory=lambda: {"shutdown_grace_s": 1.0, "tool_processes": 1, "home": HOME}
+    )
 
     @asynccontextmanager
     async def workers(

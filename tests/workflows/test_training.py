@@ -7,10 +7,14 @@ from typing import Any
 
 import psycopg
 import pytest
+from atropos.cli.errors import CommandError
+from atropos.cli.run_fork import forked
 from atropos.contracts.ids import trainer_workflow_id, weight_label
 from atropos.contracts.states import RunState
 from atropos.db.batches import train_steps
+from atropos.db.engines import version_paths
 from atropos.db.evaluations import get_evaluation
+from atropos.db.runs import get_run
 from temporalio.client import WorkflowFailureError
 
 from ..support.scripted import make_model, served
@@ -178,3 +182,20 @@ async def test_a_trainer_that_cannot_load_its_model_fails_the_run_with_a_sentenc
     ((state, reason),) = rows(world, "SELECT state, reason FROM runs WHERE run_id = %s", handle.id)
     assert state == "failed"
     assert "version 0 cannot be loaded" in reason
+
+
+async def test_a_fork_begins_with_the_weights_of_its_version_and_keeps_its_own_copy(world: World) -> None:
+    async with world.workers() as services:
+        parent = (await asyncio.wait_for(world.run(world.training("Effects", steps=2)), 90)).run_id
+        row = await get_run(services.store, parent)
+        assert row is not None
+        with pytest.raises(CommandError, match=r"no weights of version 7 on this machine \(kept: 0, 1, 2\)"):
+            await forked(services.store, row, 7, (), ())
+        config = await forked(services.store, row, 1, ["trainer.steps=1"], ())
+        child = (await asyncio.wait_for(world.run(config.model_dump(mode="json", exclude_unset=True)), 90)).run_id
+        paths = await version_paths(services.store, child)
+    begun, taken = Path(paths[0] or ""), Path(config.model.init_from or "")
+    assert begun != taken
+    assert (begun / "model.safetensors").read_bytes() == (taken / "model.safetensors").read_bytes()
+    assert "version-000001" in str(taken)
+    assert rows(world, "SELECT max(step) FROM train_steps WHERE run_id = %s", child) == [(0,)]
