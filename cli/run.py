@@ -81,12 +81,13 @@ def start(
     config = config_from(file, changes, engines)
     run_id = new_run_id(config.name, name)
     settings = load_settings()
+    handed_over: list[str] = []
 
     async def go() -> RunState | None:
         client = await access.temporal_client(settings)
         if resolve_addresses(settings).database.value is not None:
             await _refuse_taken(settings, run_id)
-        started = await start_run(client, config, run_id)
+        started = await start_run(client, config, run_id, lambda: handed_over.append(run_id))
         typer.echo(started.run_id)
         _say(f"Started. {started.note}" if started.note else "Started.")
         _say(f"  atropos run why {run_id}\n  atropos run show {run_id}")
@@ -95,7 +96,13 @@ def start(
             _say(f"  {link}")
         return await watch_run(settings, client, run_id) if wait else None
 
-    ended = asyncio.run(go())
+    try:
+        ended = asyncio.run(go())
+    except KeyboardInterrupt:
+        if handed_over:
+            _say(f"{run_id} goes on without this terminal.")
+            _say(f"  atropos run show {run_id}     how far it is\n  atropos run cancel {run_id}   ends it")
+        raise
     if ended is not None and ended is not RunState.COMPLETED:
         raise CommandError(f"{run_id} ended as {ended}; `atropos run show {run_id}` says more.")
 
