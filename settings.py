@@ -38,7 +38,10 @@ class Settings(BaseSettings):
     )
 
     home: Path = Path(".atropos")
-    """Folder of everything the dev stack keeps: data, logs, state file. Relative to the working directory."""
+    """Folder of everything the dev stack keeps: data, logs, state file. Relative to the working directory.
+
+    Workers note in it which inline code runs, so that their successors know what killed them.
+    """
     database_url: SecretStr | None = Field(
         default=None, validation_alias=AliasChoices("DATABASE_URL", "ATROPOS_DATABASE_URL")
     )

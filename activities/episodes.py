@@ -35,6 +35,7 @@ from ..contracts.reasons import FailureKind, RunAt
 from ..contracts.records import STEP_INDEX, CallRecord, EpisodeFacts, EpisodeStart, TurnRecord
 from ..contracts.states import EpisodeState
 from ..contracts.tasks import Task
+from ..db.deaths import InlineCall
 from ..db.episodes import (
     episode_result,
     episode_scores,
@@ -83,7 +84,11 @@ class EpisodeActivities:
         opening = await load_opening(self._services.store, key.group)
         environment = await self._services.environment(key.run_id, opening.environment)
         task = await environment.task_from_data(opening.task.data, opening.task.info)
-        prompt, state = await environment.start(task, _context(key, opening.task_key, 0, "start"))
+        first = "setup" if environment.spec.has_setup else "prompt"
+        code = InlineCall(key.run_id, key.workflow_id, "start", f"{opening.environment}.{first}")
+        async with self._services.inline.running(code, RunAt.INLINE) as apart:
+            pool = self._services.processes if apart else None
+            prompt, state = await environment.start(task, _context(key, opening.task_key, 0, "start"), pool=pool)
         start = EpisodeStart(key, prompt, state, environment.spec.version)
         return self._services.memory.keep(await start_episode(self._services.store, start))
 
@@ -128,15 +133,18 @@ class EpisodeActivities:
         began = time.monotonic()
         call = facts.turns[turn].message.tool_calls[index]
         run = await self._services.run(facts.key.run_id)
-        outcome = await environment.run_call(
-            index,
-            call,
-            task,
-            state,
-            _context(facts.key, facts.task_key, turn, str(index)),
-            judge=run.judge,
-            pool=self._services.processes,
-        )
+        code = _code(facts, f"turn {turn}, call {index}", call.name)
+        async with self._services.inline.running(code, environment.placed_at(call)) as apart:
+            outcome = await environment.run_call(
+                index,
+                call,
+                task,
+                state,
+                _context(facts.key, facts.task_key, turn, str(index)),
+                judge=run.judge,
+                pool=self._services.processes,
+                apart=apart,
+            )
         return CallRecord(
             turn=turn,
             index=index,
@@ -158,9 +166,12 @@ class EpisodeActivities:
         began = time.monotonic()
         run = await self._services.run(facts.key.run_id)
         context = _context(facts.key, facts.task_key, turn.turn, "step")
-        outcome = await environment.run_step(
-            task, state, turn.message, context, judge=run.judge, pool=self._services.processes
-        )
+        plan, pool = environment.spec.step, self._services.processes
+        code = _code(facts, f"turn {turn.turn}, step", "step")
+        async with self._services.inline.running(code, plan.run if plan else None) as apart:
+            outcome = await environment.run_step(
+                task, state, turn.message, context, judge=run.judge, pool=pool, apart=apart
+            )
         return CallRecord(
             turn=turn.turn,
             index=STEP_INDEX,
@@ -187,7 +198,10 @@ class EpisodeActivities:
         records = [call for call in facts.calls if call.turn == turn and call.index in set(wanted)]
         condition = None
         if last and environment.spec.stops:
-            condition = await environment.stop_condition(task, facts.state, episode_view(facts))
+            code = _code(facts, f"turn {turn}, stop", " or ".join(environment.spec.stops))
+            async with self._services.inline.running(code, RunAt.INLINE) as apart:
+                pool = self._services.processes if apart else None
+                condition = await environment.stop_condition(task, facts.state, episode_view(facts), pool=pool)
         texts = [text for record in records for text in (record.content, *(reply.text for reply in record.replies))]
         return TurnAnswer(
             said=preview(" · ".join(text for text in texts if text)),
@@ -209,14 +223,17 @@ class EpisodeActivities:
     async def _score(
         self, facts: EpisodeFacts, environment: LoadedEnvironment, task: Task[Any], names: Iterable[str]
     ) -> list[Score]:
-        judge = (await self._services.run(facts.key.run_id)).judge
+        judge, pool = (await self._services.run(facts.key.run_id)).judge, self._services.processes
         episode = episode_view(facts)
+        places = {scorer.name: scorer.plan.run for scorer in environment.spec.scorers}
         scores = []
         for name in names:
             context = _context(facts.key, facts.task_key, len(facts.turns), name)
-            scores.append(
-                await environment.score(name, task, facts.state, episode, judge, context, pool=self._services.processes)
-            )
+            async with self._services.inline.running(_code(facts, "score", name), places.get(name)) as apart:
+                score = await environment.score(
+                    name, task, facts.state, episode, judge, context, pool=pool, apart=apart
+                )
+            scores.append(score)
         return scores
 
     @activity.defn(name=FINISH_EPISODE.name)
@@ -289,6 +306,10 @@ class EpisodeActivities:
 
 def _context(key: EpisodeKey, task_key: str, turn: int, call: str) -> Context:
     return Context(key.run_id, task_key, key.member, turn, call)
+
+
+def _code(facts: EpisodeFacts, call: str, function: str) -> InlineCall:
+    return InlineCall(facts.key.run_id, facts.key.workflow_id, call, f"{facts.environment}.{function}")
 
 
 def _missing(facts: EpisodeFacts, turn: int, wanted: Iterable[int]) -> list[int]:

@@ -20,8 +20,9 @@ from ..contracts.reasons import FailureKind
 from ..contracts.records import NewGroup
 from ..contracts.runfile import EvalSet, RunConfig, evaluated_version
 from ..contracts.states import EvaluationState, RunState
+from ..contracts.training import TrainerKind
 from ..db.admission import insert_evaluation_groups
-from ..db.batches import read_head
+from ..db.engines import versions
 from ..db.evaluations import evaluation_groups, finish_evaluation, get_evaluation, start_evaluation
 from ..db.groups import GroupRow
 from ..db.publishing import wanted
@@ -29,7 +30,7 @@ from ..db.runs import RunRow, get_run, set_waiting
 from ..environments.loaded import LoadedEnvironment
 from .admission import engine_outage
 from .entry import entered
-from .failures import final
+from .failures import final, waited_out
 from .runs import ENDED, group_start
 from .services import Services
 
@@ -72,7 +73,12 @@ class EvaluationActivities:
         if not config.trains:
             return None
         named = evaluated_version(request.name)
-        return named if named is not None else (await read_head(self._services.store, request.run_id)).version
+        if named is not None:
+            return named
+        newest = max((await versions(self._services.store, request.run_id)).values(), default=None)
+        if newest is None and config.trainer.kind is TrainerKind.BUILTIN:
+            raise waited_out("NoVersion", "the trainer has not loaded the first weights yet")
+        return newest
 
     @activity.defn(name=NEXT_EVALUATION_GROUPS.name)
     @entered

@@ -12,9 +12,10 @@ from temporalio.service import RPCError
 from ..contracts.activities import CLOSE_GROUP, SCORE_GROUP, CloseGroup, GroupResult, ScoreGroup
 from ..contracts.episode import Score
 from ..contracts.ids import GroupKey
-from ..contracts.reasons import FailureKind
+from ..contracts.reasons import FailureKind, RunAt
 from ..contracts.states import GroupState
 from ..contracts.workflows import GROUP_CLOSED
+from ..db.deaths import InlineCall
 from ..db.episodes import episode_scores, episode_view, load_episode, save_scores
 from ..db.groups import close_group, load_group
 from ..db.tasks import load_task
@@ -45,8 +46,13 @@ class GroupActivities:
                 raise final(FailureKind.INFRASTRUCTURE, f"the store has no episode {key.workflow_id}")
             episodes.append(episode_view(facts, tuple(await episode_scores(store, key))))
         task = await environment.task_from_data(stored.data, stored.info)
-        parts = await environment.score_group(task, episodes, run.judge, pool=self._services.processes)
-        weights = {scorer.name: scorer.weight for scorer in environment.spec.group_scorers}
+        scorers, pool = environment.spec.group_scorers, self._services.processes
+        names = " and ".join(scorer.name for scorer in scorers)
+        code = InlineCall(request.key.run_id, request.key.workflow_id, "score", f"{group.environment}.{names}")
+        inline = any(scorer.plan.run is RunAt.INLINE for scorer in scorers)
+        async with self._services.inline.running(code, RunAt.INLINE if inline else None) as apart:
+            parts = await environment.score_group(task, episodes, run.judge, pool=pool, apart=apart)
+        weights = {scorer.name: scorer.weight for scorer in scorers}
         for position, key in enumerate(request.members):
             scores = [Score(name=name, value=values[position], weight=weights[name]) for name, values in parts.items()]
             await save_scores(store, key, scores, environment.spec.version)

@@ -110,7 +110,7 @@ class RunActivities:
             return Admission(done=True)
         if row.state is RunState.PAUSED:
             reason = row.reason or "paused"
-            await set_waiting(services.store, request.run_id, reason)
+            await set_waiting(services.store, request.run_id, reason, RunState.PAUSED)
             open_now = await open_groups(services.store, request.run_id)
             return Admission(open=len(open_now), waiting_for=reason, again_s=_LOOK_AGAIN_S)
         outage = await engine_outage(services, request.run_id)
@@ -145,7 +145,7 @@ class RunActivities:
         """A run that cannot go on by itself waits for a person, and says so, instead of burning tokens for ever."""
         store = self._services.store
         await set_run_state(store, row.run_id, RunState.PAUSED, reason)
-        await set_waiting(store, row.run_id, reason)
+        await set_waiting(store, row.run_id, reason, RunState.PAUSED)
         await add_event(store, row.run_id, "paused", reason)
         return Admission(open=len(await open_groups(store, row.run_id)), waiting_for=reason, again_s=_LOOK_AGAIN_S)
 
@@ -192,7 +192,9 @@ class RunActivities:
         if row.state in ENDED:
             return row.state
         state = await set_run_state(self._services.store, request.run_id, request.state, request.reason)
-        await set_waiting(self._services.store, request.run_id, request.reason if state is RunState.PAUSED else None)
+        await set_waiting(
+            self._services.store, request.run_id, request.reason if state is RunState.PAUSED else None, state
+        )
         return state
 
     @activity.defn(name=TUNE_RUN.name)
@@ -210,17 +212,7 @@ class RunActivities:
     @activity.defn(name=CANCEL_GROUPS.name)
     @entered
     async def cancel_groups(self, request: RunRef) -> int:
-        groups = await open_groups(self._services.store, request.run_id)
-        for group in groups:
-            try:
-                await self._services.client.get_workflow_handle(group.key.workflow_id).cancel()
-            except RPCError as error:
-                if error.status is not RPCStatusCode.NOT_FOUND:
-                    raise
-                await close_group(
-                    self._services.store, group.key, [], GroupState.FAILED, FailureKind.CANCELLED, "cancelled"
-                )
-        return len(groups)
+        return await cancel_open_groups(self._services, request.run_id)
 
 
 def _refuse_unsupported(config: RunConfig) -> None:
@@ -232,6 +224,19 @@ def _refuse_unsupported(config: RunConfig) -> None:
     found = [problem for problem in problems if problem is not None]
     if found:
         raise RunFileError(found)
+
+
+async def cancel_open_groups(services: Services, run_id: str) -> int:
+    """Cancel the workflow of every open group by id, and close those that have none. Returns how many were open."""
+    groups = await open_groups(services.store, run_id)
+    for group in groups:
+        try:
+            await services.client.get_workflow_handle(group.key.workflow_id).cancel()
+        except RPCError as error:
+            if error.status is not RPCStatusCode.NOT_FOUND:
+                raise
+            await close_group(services.store, group.key, [], GroupState.FAILED, FailureKind.CANCELLED, "cancelled")
+    return len(groups)
 
 
 async def workflow_status(client: Client, workflow_id: str) -> WorkflowExecutionStatus | None:

@@ -32,6 +32,7 @@ from ..inference.pool import EnginePool
 from ..inference.tokens import TokenRenderer, load_renderer
 from ..inference.vllm import connect_engine
 from .failures import final
+from .inline import InlineCode
 from .memory import EpisodeMemory
 
 _RUNS_KEPT = 64
@@ -90,6 +91,7 @@ class Services:
         self.home = home
         self.trainer_threads = trainer_threads
         self.memory = EpisodeMemory(store)
+        self.inline = InlineCode(store)
         self._base = base
         self._runs: OrderedDict[str, RunServices] = OrderedDict()
         self._opening = asyncio.Lock()
@@ -158,6 +160,7 @@ class Services:
         return services.labels.get(label)
 
     async def close(self) -> None:
+        await self.inline.close()
         for services in self._runs.values():
             await services.close()
         if self.processes is not None:

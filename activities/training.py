@@ -8,6 +8,7 @@ fence; a trainer that lost removes its files and forgets its weights.
 import asyncio
 import logging
 import os
+import shutil
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -66,7 +67,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("atropos.trainer")
 _LEASE_S: Final = 30.0
-_LOOK_EVERY_S: Final = 0.2
+_LOOK_EVERY_S: Final = 0.3
 _PROBES: Final = 8
 _PROBE_TOKENS: Final = 256
 """Of each sequence of a probe: hundreds of tokens in all, which is power enough."""
@@ -127,8 +128,11 @@ class TrainingActivities:
     async def _begin(self, run_id: str) -> Head:
         """Load what the run begins with and write it down as version 0."""
         config = (await self._services.run(run_id)).config
-        initial = config.model.init_from or config.model.path
-        learner = await self._load(run_id, config, Head(0, initial, None))
+        initial = Path(config.model.path).absolute()
+        if config.model.init_from is not None:
+            initial = self._folder(run_id, config) / "version-000000"
+            await _in_thread(_copy_weights, Path(config.model.init_from), initial)
+        learner = await self._load(run_id, config, Head(0, str(initial), None))
         sequences = await self._prompts(run_id, config)
         logprobs = await _in_thread(lambda: learner.logprobs(sequences))
         probe = {
@@ -137,8 +141,8 @@ class TrainingActivities:
             "after": logprobs,
             "checksums": await _in_thread(learner.checksums),
         }
-        path = str(Path(initial).absolute())
-        return await add_first_version(self._services.store, run_id, weight_label(run_id, 0), path, None, probe)
+        label = weight_label(run_id, 0)
+        return await add_first_version(self._services.store, run_id, label, str(initial), None, probe)
 
     async def _prompts(self, run_id: str, config: RunConfig) -> list[list[int]]:
         """Short prompts in the run's chat format: tokens to compare before anything was sampled."""
@@ -185,7 +189,7 @@ class TrainingActivities:
         try:
             outcome = await _in_thread(lambda: learner.step(groups))
         except TrainerProblem as problem:
-            raise final(FailureKind.INFRASTRUCTURE, f"step {claim.step} cannot be taken: {problem}") from problem
+            raise final(FailureKind.INFRASTRUCTURE, f"step {claim.step} cannot be taken: {problem}") from None
         after = await _in_thread(lambda: learner.logprobs(sequences))
         folder = self._folder(run_id, config) / f"version-{claim.step + 1:06d}-fence-{claim.fence}"
         digest = await _in_thread(lambda: learner.save(folder))
@@ -230,7 +234,7 @@ class TrainingActivities:
         try:
             self._learner = await _in_thread(load)
         except TrainerProblem as problem:
-            raise final(FailureKind.INFRASTRUCTURE, f"version {head.version} cannot be loaded: {problem}") from problem
+            raise final(FailureKind.INFRASTRUCTURE, f"version {head.version} cannot be loaded: {problem}") from None
         self._run_id = run_id
         return self._learner
 
@@ -297,6 +301,21 @@ async def _in_thread(work: Callable[..., T], *args: Any) -> T:
     except asyncio.CancelledError:
         await asyncio.wait({task})
         raise
+
+
+def _copy_weights(source: Path, folder: Path) -> None:
+    """The run's own copy of what it begins with: the run it came from removes its checkpoints as it goes on."""
+    try:
+        checkpoint.verify(source)
+        ignored = shutil.ignore_patterns("trainer", checkpoint.MANIFEST)
+
+        def fill(partial: Path) -> None:
+            shutil.copytree(source, partial, ignore=ignored, dirs_exist_ok=True)
+
+        checkpoint.write(folder, fill)
+    except TrainerProblem as problem:
+        message = f"the weights to begin with cannot be taken: {problem}"
+        raise final(FailureKind.INFRASTRUCTURE, message) from None
 
 
 def _sweep(folder: Path) -> None:

@@ -81,12 +81,13 @@ def start(
     config = config_from(file, changes, engines)
     run_id = new_run_id(config.name, name)
     settings = load_settings()
+    handed_over: list[str] = []
 
     async def go() -> RunState | None:
         client = await access.temporal_client(settings)
         if resolve_addresses(settings).database.value is not None:
             await _refuse_taken(settings, run_id)
-        started = await start_run(client, config, run_id)
+        started = await start_run(client, config, run_id, lambda: handed_over.append(run_id))
         typer.echo(started.run_id)
         _say(f"Started. {started.note}" if started.note else "Started.")
         _say(f"  atropos run why {run_id}\n  atropos run show {run_id}")
@@ -95,7 +96,13 @@ def start(
             _say(f"  {link}")
         return await watch_run(settings, client, run_id) if wait else None
 
-    ended = asyncio.run(go())
+    try:
+        ended = asyncio.run(go())
+    except KeyboardInterrupt:
+        if handed_over:
+            _say(f"{run_id} goes on without this terminal.")
+            _say(f"  atropos run show {run_id}     how far it is\n  atropos run cancel {run_id}   ends it")
+        raise
     if ended is not None and ended is not RunState.COMPLETED:
         raise CommandError(f"{run_id} ended as {ended}; `atropos run show {run_id}` says more.")
 
@@ -107,6 +114,36 @@ async def _refuse_taken(settings: Settings, run_id: str) -> None:
     async with access.opened_store(settings) as store:
         if await get_run(store, run_id) is not None:
             raise id_taken(run_id)
+
+
+@app.command()
+def fork(
+    run: _Run,
+    version: Annotated[
+        int | None, typer.Option("--from-version", min=0, help="The version to begin with; default: the newest.")
+    ] = None,
+    changes: _Set = None,
+    engines: _Engine = None,
+    name: Annotated[str | None, typer.Option("--id", help="The new run's id; default: run/NAME-xxxx.")] = None,
+) -> None:
+    """Start a new run that begins with the weights of a version of this one."""
+    from .run_fork import forked
+    from .run_start import new_run_id, start_run
+
+    settings = load_settings()
+
+    async def go() -> None:
+        async with access.opened_store(settings) as store:
+            row = await access.find_run(store, run)
+            config = await forked(store, row, version, changes or (), engines or ())
+            run_id = new_run_id(config.name, name)
+            client = await access.temporal_client(settings)
+            await _refuse_taken(settings, run_id)
+            started = await start_run(client, config, run_id)
+            typer.echo(started.run_id)
+            _say(f"Begun with the weights of {row.run_id}. {started.note or ''}".rstrip())
+
+    asyncio.run(go())
 
 
 @app.command("list")
@@ -153,6 +190,7 @@ def show(run: _Run, as_json: _Json = False) -> None:
 @app.command()
 def why(run: _Run) -> None:
     """Say what a run waits for, or what it is doing."""
+    from ..db.events import ADVICE, event_texts
     from . import run_steer
     from .temporal import TemporalUnready
 
@@ -167,13 +205,15 @@ def why(run: _Run) -> None:
         try:
             async with access.opened_store(settings) as store:
                 row = await access.find_run(store, run)
+                noted = await event_texts(store, row.run_id, ADVICE)
         except access.UnknownRun:
             run_id = None if client is None else await run_steer.unregistered(client, run)
             if client is None or run_id is None:
                 raise
             return [f"{run_id}: {sentence}" for sentence in await run_steer.why_unregistered(client, run_id)]
         told = await run_steer.why(row, client)
-        return [f"{row.run_id}: {sentence}" for sentence in (told if row.state in run_steer.ENDED else told + problem)]
+        told += [] if row.state in run_steer.ENDED else problem
+        return [f"{row.run_id}: {sentence}" for sentence in (*told, *(f"Note: {text}." for text in noted))]
 
     for sentence in asyncio.run(ask()):
         typer.echo(printable(sentence))

@@ -34,7 +34,7 @@ from ..environments.pool import ProcessPool
 from ..inference.control import EngineControl
 from ..inference.engines import EngineAddress
 from ..inference.vllm import connect_engine
-from ..settings import Settings, SettingsError, load_settings, secret_from_environment
+from ..settings import Settings, SettingsError, load_settings, mask_url, secret_from_environment
 from ..workflows.plugin import WORKFLOWS
 from .main import run_to_exit
 from .resume import resume_runs
@@ -119,6 +119,8 @@ async def serving(
     )
     async with AsyncExitStack() as stack:
         stack.push_async_callback(services.close)
+        if queues or {WorkerRole.WORKFLOWS, WorkerRole.TOOLS} & set(roles):
+            await services.inline.open(settings.home.expanduser().absolute() / "inline", mask_url(database))
         for role in roles:
             await stack.enter_async_context(worker_of(role, services, settings, replaced))
         for queue in queues:
@@ -143,7 +145,8 @@ async def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     client = await connect(temporal)
-    async with serving(client, database, settings, roles, replaced, queues):
+    async with serving(client, database, settings, roles, replaced, queues) as services:
+        services.inline.end_process_when_stuck()
         gc.collect()
         gc.freeze()  # what is loaded now stays: without this, every full collection walks all of it again
         if settings.ready_file is not None:

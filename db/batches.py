@@ -13,6 +13,7 @@ from typing import Any, Final
 from ..contracts.ids import weight_label
 from ..contracts.records import BadRecord
 from ..contracts.runfile import RunConfig
+from ..contracts.training import TrainerKind
 from .encoding import check_finite, clean, encode
 from .errors import Refused, Unknown
 from .runs import unknown_run
@@ -159,7 +160,7 @@ async def lease_batch(store: Store, run_id: str) -> Leased | Waiting:
         stale = (await connection.execute(_DROP_STALE, values)).rowcount
         ready = [row[0] for row in await (await connection.execute(_READY, values)).fetchall()]
         (drawn,) = await _one(connection, _DRAWN, values)
-        if not _enough(config, len(ready), drawn):
+        if _steps_done(config, step) or not _enough(config, len(ready), drawn):
             return Waiting(len(ready), config.batch.groups, step, drawn)
         await connection.execute(_INSERT, values | {"stale": stale})
         await connection.execute(
@@ -172,6 +173,11 @@ async def lease_batch(store: Store, run_id: str) -> Leased | Waiting:
             values | {"groups": ready},
         )
         return Leased(batch_no, step, len(ready))
+
+
+def _steps_done(config: RunConfig, committed: int) -> bool:
+    """Short batches leave groups over: they must not become a step that nobody asked for."""
+    return config.trainer.kind is TrainerKind.BUILTIN and committed >= config.trainer.steps
 
 
 def _enough(config: RunConfig, ready: int, drawn: int) -> bool:
@@ -209,6 +215,9 @@ async def abandon_batch(store: Store, run_id: str, batch_no: int) -> bool:
         )
         await connection.execute(
             "UPDATE batch_groups SET live = false WHERE run_id = %(run)s AND batch_no = %(batch)s", values
+        )
+        await connection.execute(
+            "UPDATE groups SET reported_in = NULL WHERE run_id = %(run)s AND reported_in = %(batch)s", values
         )
         return True
 

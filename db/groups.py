@@ -124,7 +124,7 @@ async def close_group(
     failure: FailureKind | None,
     reason: str | None,
     *,
-    min_valid: int = 1,
+    min_valid: int = 0,
     has_signal: Callable[[Sequence[float | None]], bool] | None = None,
 ) -> GroupResult:
     """Close a group as SEALED or FAILED (with a failure kind); an earlier closing stands and is returned.

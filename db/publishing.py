@@ -1,8 +1,8 @@
 """Which version the engines of a run should hold, what each was given, and what that means for turns.
 
-Invariant: a turn sampled by a version that its engine has not proved yet is provisional. Settling a publication locks
-its row before it looks for such turns, and storing a turn locks the same row, so none is missed: each becomes
-confirmed, or its episode fails as `engine`.
+Invariant: a turn with a token of a version that its engine has not proved yet is provisional. Settling a publication
+locks its row before it looks for such turns, and storing a turn locks the same row, so none is missed: each becomes
+confirmed, or its episode fails as `engine`. A proof covers what was sampled since its own load, and nothing else.
 """
 
 import json
@@ -56,21 +56,57 @@ ON CONFLICT (run_id, engine_id, incarnation, version) DO UPDATE
 SET state = 'loading', reason = NULL, distance = NULL, seq = nextval('turns_seq'), changed_at = now()
 """
 
+_LOCK: Final = "SELECT FROM runs WHERE run_id = %(run)s FOR NO KEY UPDATE"
+"""One publication of a run is settled at a time: a turn may wait for two, and the second has to see the first."""
+
 _SETTLE: Final = f"""
 UPDATE publications SET state = %(state)s, reason = %(reason)s, distance = %(distance)s, changed_at = now()
-WHERE {_HERE} AND version = %(version)s AND state = ANY(%(sources)s)
+WHERE {_HERE} AND version = %(version)s AND state = ANY(%(sources)s) RETURNING seq
 """
 
-_CONFIRM: Final = f"UPDATE turns SET provisional = false WHERE {_HERE} AND provisional"
+_TOUCHED: Final = """EXISTS (
+    SELECT FROM jsonb_array_elements(t.spans) AS span
+    WHERE coalesce(span->>4, t.engine_id) = %(engine)s AND coalesce(span->>5, t.incarnation) = %(incarnation)s
+      AND (span->>1)::int = %(version)s
+  )"""
+"""Whether this life of the engine sampled a token of `t` with the version."""
+
+_CONFIRM: Final = f"""
+UPDATE turns t SET provisional = false
+WHERE t.run_id = %(run)s AND t.provisional AND t.seq > %(seq)s AND {_TOUCHED}
+  AND NOT EXISTS (
+    SELECT FROM jsonb_array_elements(t.spans) AS span
+    JOIN publications p ON p.run_id = t.run_id AND p.engine_id = coalesce(span->>4, t.engine_id)
+      AND p.incarnation = coalesce(span->>5, t.incarnation) AND p.version = (span->>1)::int
+    WHERE p.state IN ('loading', 'failed')
+  )
+"""
+
+_DOUBTED: Final = f"""
+SELECT e.run_id, e.group_no, e.member, e.attempt FROM episodes e JOIN groups g USING (run_id, group_no)
+WHERE e.run_id = %(run)s AND e.state IN ('running', 'done') AND g.closed_at IS NULL
+  AND (e.group_no, e.member, e.attempt) IN (
+    SELECT t.group_no, t.member, t.attempt FROM turns t WHERE t.run_id = %(run)s AND t.provisional AND {_TOUCHED}
+  )
+"""
+
+_LOCK_DOUBTED: Final = _DOUBTED + "ORDER BY 2, 3, 4 FOR NO KEY UPDATE OF e"
+"""Behind this lock no turn is added any more, so that the next statement counts all of them."""
 
 _INVALIDATE: Final = f"""
+WITH doubted AS ({_DOUBTED}), spent AS (
+  SELECT group_no, member, attempt, count(*) AS turns, sum(octet_length(sampled) / 4) AS tokens,
+    min(policy_version) AS version
+  FROM turns JOIN doubted USING (run_id, group_no, member, attempt) GROUP BY group_no, member, attempt
+)
 UPDATE episodes e SET state = 'failed', stop = 'failed', failure = 'engine', reason = %(reason)s, reward = NULL,
+  turns = spent.turns, sampled_tokens = spent.tokens, policy_version = spent.version,
   ended_at = coalesce(e.ended_at, now())
-FROM (SELECT DISTINCT run_id, group_no, member, attempt FROM turns WHERE {_HERE} AND provisional) AS t,
-  groups g
-WHERE (e.run_id, e.group_no, e.member, e.attempt) = (t.run_id, t.group_no, t.member, t.attempt)
-  AND e.state IN ('running', 'done') AND g.run_id = e.run_id AND g.group_no = e.group_no AND g.closed_at IS NULL
+FROM spent
+WHERE e.run_id = %(run)s AND (e.group_no, e.member, e.attempt) = (spent.group_no, spent.member, spent.attempt)
 """
+
+_FORGET: Final = f"DELETE FROM partial_turns t WHERE t.run_id = %(run)s AND {_TOUCHED}"
 
 
 async def wanted(store: Store, run_id: str) -> Wanted | None:
@@ -104,19 +140,18 @@ async def publication_state(
 async def begin_publication(store: Store, run_id: str, engine_id: str, incarnation: str, version: int) -> None:
     """From now on turns that this life of the engine samples with `version` are provisional.
 
-    What earlier lives of the engine left unsettled is settled as failed.
+    A load of it that nobody settled, since whoever published was gone, is settled as failed.
     """
     async with store.direct() as connection:
         cursor = await connection.execute(
             "SELECT incarnation, version FROM publications"
-            " WHERE run_id = %(run)s AND engine_id = %(engine)s AND incarnation <> %(incarnation)s"
-            " AND state = 'loading'",
+            " WHERE run_id = %(run)s AND engine_id = %(engine)s AND state = 'loading'",
             _named(run_id, engine_id, incarnation, version),
         )
         unsettled = await cursor.fetchall()
-    for old, old_version in unsettled:
-        reason = "the engine ended before it had proved what it held"
-        await settle_publication(store, run_id, engine_id, old, old_version, PublicationState.FAILED, reason)
+    for life, given in unsettled:
+        reason = "its load ended before the engine had proved what it held"
+        await settle_publication(store, run_id, engine_id, life, given, PublicationState.FAILED, reason)
     async with store.direct() as connection:
         await connection.execute(_BEGIN, _named(run_id, engine_id, incarnation, version))
 
@@ -143,13 +178,17 @@ async def settle_publication(
         "distance": distance,
     }
     async with store.direct() as connection, connection.transaction():
-        if not (await connection.execute(_SETTLE, values)).rowcount:
+        await connection.execute(_LOCK, values)
+        settled = await (await connection.execute(_SETTLE, values)).fetchone()
+        if settled is None:
             return
         if state is PublicationState.FAILED:
-            await connection.execute(_INVALIDATE, values | {"reason": f"sampled by weights in doubt: {reason}"})
-            await connection.execute(f"DELETE FROM partial_turns WHERE {_HERE}", values)
+            doubt = clean(f"sampled by weights in doubt: {reason}")
+            await connection.execute(_LOCK_DOUBTED, values)
+            await connection.execute(_INVALIDATE, values | {"reason": doubt})
+            await connection.execute(_FORGET, values)
         else:
-            await connection.execute(_CONFIRM, values)
+            await connection.execute(_CONFIRM, values | {"seq": settled[0]})
 
 
 async def mark_published(store: Store, run_id: str, version: int) -> bool:

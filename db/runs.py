@@ -189,14 +189,17 @@ async def tune_run(store: Store, run_id: str, concurrency: int | None, weights: 
         return (await _read(connection, Run.run_id == run_id, 1))[0]
 
 
-async def set_waiting(store: Store, run_id: str, reason: str | None) -> None:
-    """Say why nothing is admitted, or that it is again. Writes nothing where it says so already."""
+async def set_waiting(store: Store, run_id: str, reason: str | None, state: RunState = RunState.RUNNING) -> None:
+    """Say why nothing is admitted, or that it is again. Writes nothing where it says so already.
+
+    Nor where the run is not in `state` (any more): what was found out before a pause says nothing about the pause.
+    """
     reason = clean_or_none(reason)
     async with store.direct() as connection:
         await connection.execute(
             "UPDATE runs SET waiting_for = %(reason)s WHERE run_id = %(run)s"
-            " AND state IN ('running', 'paused') AND waiting_for IS DISTINCT FROM %(reason)s",
-            {"run": run_id, "reason": reason},
+            " AND state = %(state)s AND waiting_for IS DISTINCT FROM %(reason)s",
+            {"run": run_id, "reason": reason, "state": state},
         )
 
 

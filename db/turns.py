@@ -37,8 +37,8 @@ WITH episode AS (
   FOR SHARE
 ), unsettled AS (
   SELECT state FROM publications
-  WHERE run_id = %(run)s AND engine_id = %(engine)s AND incarnation = %(incarnation)s AND version = ANY(%(versions)s)
-    AND state IN ('loading', 'failed')
+  WHERE run_id = %(run)s AND state IN ('loading', 'failed') AND (engine_id, incarnation, version)
+    IN (SELECT * FROM unnest(%(engines)s::text[], %(lives)s::text[], %(versions)s::int[]))
   FOR SHARE
 ), kept AS (
   INSERT INTO turns (
@@ -72,6 +72,16 @@ SELECT FROM kept
 """
 )
 """The same, and what was kept of the turn while it grew goes; a statement of its own, so that most turns do not pay."""
+
+_FAILED: Final = """
+SELECT engine_id, reason FROM publications
+WHERE run_id = %(run)s AND state = 'failed' AND (engine_id, incarnation, version)
+  IN (SELECT * FROM unnest(%(engines)s::text[], %(lives)s::text[], %(versions)s::int[]))
+"""
+_FORGET: Final = """
+DELETE FROM partial_turns
+WHERE run_id = %(run)s AND group_no = %(group)s AND member = %(member)s AND attempt = %(attempt)s AND turn = %(turn)s
+"""
 
 _COLUMNS: Final = """
 SELECT t.turn, t.segment, t.opens_segment, t.message::text, t.message_exact, coalesce(s.prompt, t.prompt_delta),
@@ -166,12 +176,27 @@ def _values(record: TurnRecord) -> dict[str, Any]:
         "finish": record.finish,
         "spans": dump_spans(record.spans),
         "version": record.policy_version,
-        "versions": sorted({span.version for span in record.spans}),
+        **_sampled_by(record),
         "temperature": record.temperature,
         "engine": clean(record.engine_id),
         "incarnation": clean(record.incarnation),
         "request": clean(record.request_id),
         "provisional": record.provisional,
+    }
+
+
+def _sampled_by(record: TurnRecord) -> dict[str, Any]:
+    """Which versions sampled it, each on which life of which engine: three lists."""
+    lives = sorted(
+        {
+            (span.engine_id or record.engine_id, span.incarnation or record.incarnation, span.version)
+            for span in record.spans
+        }
+    )
+    return {
+        "engines": [clean(engine) for engine, _, _ in lives],
+        "lives": [clean(life) for _, life, _ in lives],
+        "versions": [version for _, _, version in lives],
     }
 
 
@@ -200,14 +225,12 @@ def _plain(record: TurnRecord) -> dict[str, Any]:
 
 
 async def _refuse_wrong_weights(connection: Direct, values: dict[str, Any]) -> None:
-    found = await connection.execute(
-        "SELECT reason FROM publications WHERE run_id = %(run)s AND engine_id = %(engine)s"
-        " AND incarnation = %(incarnation)s AND version = ANY(%(versions)s) AND state = 'failed'",
-        values,
-    )
+    """Raise WrongWeights where they were wrong. What was kept of the turn goes: a retry must not begin there again."""
+    found = await connection.execute(_FAILED, values)
     row = await found.fetchone()
     if row is not None:
-        raise WrongWeights(f"the engine {values['engine']} sampled with weights it does not hold: {row[0]}")
+        await connection.execute(_FORGET, values)
+        raise WrongWeights(f"the engine {row[0]} sampled with weights it does not hold: {row[1]}")
 
 
 async def refuse_unknown(connection: Direct, key: EpisodeKey) -> None:

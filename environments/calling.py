@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..contracts.activities import ScorerPlan
-from ..contracts.context import Context, JudgeUnavailable
+from ..contracts.context import Context, Judge, JudgeUnavailable
 from ..contracts.limits import Limits
 from ..contracts.messages import Message
 from ..contracts.reasons import RunAt
@@ -107,13 +107,16 @@ class AuthorCode:
                 raise
             raise CallTimedOut(f"{plan.name} took longer than {plan.timeout_s:g} s") from None
 
-    async def _in_pool(self, pool: "ProcessPool", method: str, payload: dict[str, Any], timeout: float) -> Any:
+    async def _in_pool(
+        self, pool: "ProcessPool", method: str, payload: dict[str, Any], timeout: float, judge: Judge | None = None
+    ) -> Any:
         """Run an operation in the pool. A worker that dies gets a second chance, since it may have been killed by
-        something else on the machine. Raises CallTimedOut, WorkerDied, EnvironmentFault."""
+        something else on the machine. Raises CallTimedOut, WorkerDied, EnvironmentFault, JudgeUnavailable."""
+        judge = judge or NoJudge()
         try:
-            return await pool.run(self.ref, self.args, method, payload, timeout)
+            return await pool.run(self.ref, self.args, method, payload, timeout, judge)
         except WorkerDied:
-            return await pool.run(self.ref, self.args, method, payload, timeout)
+            return await pool.run(self.ref, self.args, method, payload, timeout, judge)
 
 
 def plain(task: Task[Any], ctx: Context) -> dict[str, Any]:

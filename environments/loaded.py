@@ -23,8 +23,9 @@ from ..contracts.tasks import Task
 from .base import Replay, State, as_messages
 from .calling import NoJudge, plain
 from .faults import EnvironmentFault, author_code
+from .marks import DEFAULT_SECONDS
 from .parameters import asked
-from .results import StepOutcome, as_step, as_task, dump_state
+from .results import StartOutcome, StepOutcome, as_step, as_task, dump_state
 from .scoring import ScoreGiver
 from .tools import ToolCaller
 
@@ -82,8 +83,14 @@ class LoadedEnvironment(ToolCaller, ScoreGiver):
         given = returned.__pydantic_generic_metadata__["args"]
         return TypeAdapter(given[0]) if given else None
 
-    async def start(self, task: Task[Any], ctx: Context) -> tuple[tuple[Message, ...], dict[str, Any]]:
-        """The prompt and the first state, after `setup`."""
+    async def start(
+        self, task: Task[Any], ctx: Context, *, pool: "ProcessPool | None" = None
+    ) -> tuple[tuple[Message, ...], dict[str, Any]]:
+        """The prompt and the first state, after `setup`; in the pool where one is given."""
+        if pool is not None:
+            value = await self._in_pool(pool, "start", plain(task, ctx), DEFAULT_SECONDS[RunAt.ACTIVITY])
+            outcome = StartOutcome.model_validate(value)
+            return outcome.prompt, outcome.state
         await self.ready()
         state = self._first_state(task)
         offered = {"task": task, "state": state, "ctx": dataclasses.replace(ctx, call="setup")}
@@ -135,17 +142,18 @@ class LoadedEnvironment(ToolCaller, ScoreGiver):
         *,
         judge: Judge | None = None,
         pool: "ProcessPool | None" = None,
+        apart: bool = False,
     ) -> StepOutcome:
-        """What the environment answers to a message without tool calls.
+        """What the environment answers to a message without tool calls. `apart`: in the pool, wherever it was placed.
 
         Raises EnvironmentProblem, and JudgeUnavailable for a `step` that asks a judge.
         """
         plan = self.spec.step
         if plan is None:
             raise EnvironmentFault(f"{self.name} has no step, so it cannot answer a message")
-        if pool is not None and plan.run is RunAt.PROCESS:
+        if pool is not None and (apart or plan.run is RunAt.PROCESS):
             payload = {"message": message.model_dump(mode="json"), "state": state, **plain(task, ctx)}
-            return StepOutcome.model_validate(await self._in_pool(pool, "step", payload, plan.timeout_s))
+            return StepOutcome.model_validate(await self._in_pool(pool, "step", payload, plan.timeout_s, judge))
         await self.ready()
         mine, where = self._state(state), f"{self.name}.step"
         offered = {

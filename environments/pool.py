@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Final, Self
 
+from ..contracts.context import Judge, JudgeUnavailable
+from ..contracts.messages import Message
 from . import faults
 from .faults import CallTimedOut, EnvironmentFault, EnvironmentProblem, WorkerDied
 from .worker import HEADER
@@ -64,22 +66,31 @@ class _Worker:
         reader, writer = await asyncio.open_connection(sock=ours)
         return cls(process, reader, writer)
 
-    async def ask(self, ref: str, args: Mapping[str, Any], method: str, payload: Any, timeout: float) -> Any:
+    async def ask(
+        self, ref: str, args: Mapping[str, Any], method: str, payload: Any, timeout: float, judge: Judge | None = None
+    ) -> Any:
         """One request. Raises TimeoutError, WorkerDied, or what the environment raised."""
-        data = json.dumps({"ref": ref, "args": dict(args), "method": method, "payload": payload}, default=str).encode()
         async with asyncio.timeout(timeout):
             try:
-                self.writer.write(HEADER.pack(len(data)) + data)
-                await self.writer.drain()
-                (size,) = HEADER.unpack(await self.reader.readexactly(HEADER.size))
-                reply = json.loads(await self.reader.readexactly(size))
+                reply = await self._exchange({"ref": ref, "args": dict(args), "method": method, "payload": payload})
+                while (question := reply.get("ask")) is not None and judge is not None:
+                    reply = await self._exchange(await _judged(judge, question))
             except (asyncio.IncompleteReadError, ConnectionError):
                 code = await self.process.wait()
-                raise WorkerDied(f"the process running {method} of {ref} ended ({_ended(code)})") from None
+                what = f"{_called(method, payload)} of {ref}"
+                raise WorkerDied(f"the process running {what} ended ({_ended(code)})") from None
         if "problem" in reply:
             kind = getattr(faults, reply["problem"], EnvironmentFault)
             raise kind(reply["message"])
         return reply["result"]
+
+    async def _exchange(self, frame: Mapping[str, Any]) -> dict[str, Any]:
+        data = json.dumps(frame, default=str).encode()
+        self.writer.write(HEADER.pack(len(data)) + data)
+        await self.writer.drain()
+        (size,) = HEADER.unpack(await self.reader.readexactly(HEADER.size))
+        reply: dict[str, Any] = json.loads(await self.reader.readexactly(size))
+        return reply
 
     async def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -97,11 +108,15 @@ class ProcessPool:
         self._all: set[_Worker] = set()
         self._closed = False
 
-    async def run(self, ref: str, args: Mapping[str, Any], method: str, payload: Any, timeout: float) -> Any:
+    async def run(
+        self, ref: str, args: Mapping[str, Any], method: str, payload: Any, timeout: float, judge: Judge | None = None
+    ) -> Any:
         """Run one operation (`worker.OPERATIONS`) of the environment `ref` with `args` in a process.
 
         `payload` and the result are plain JSON data; `timeout` in seconds counts from when the environment is loaded.
-        Raises CallTimedOut (its process is dead by then), WorkerDied, PoolClosed, or the environment's own problem.
+        `judge` stays here and answers what the process asks of it.
+        Raises CallTimedOut (its process is dead by then), WorkerDied, PoolClosed, JudgeUnavailable, or the
+        environment's own problem.
         """
         async with self._slots:
             if self._closed:
@@ -113,10 +128,10 @@ class ProcessPool:
                 if key not in worker.loaded:
                     await self._load(worker, ref, args)
                     worker.loaded.add(key)
-                result = await _ask(worker, ref, args, method, payload, timeout)
+                result = await _ask(worker, ref, args, method, payload, timeout, judge)
                 healthy = True
                 return result
-            except EnvironmentProblem as problem:
+            except (EnvironmentProblem, JudgeUnavailable) as problem:
                 healthy = not isinstance(problem, CallTimedOut | WorkerDied | LoadTimedOut)
                 raise
             finally:
@@ -166,12 +181,33 @@ class ProcessPool:
         await self.close()
 
 
-async def _ask(worker: _Worker, ref: str, args: Mapping[str, Any], method: str, payload: Any, timeout: float) -> Any:
+async def _ask(
+    worker: _Worker,
+    ref: str,
+    args: Mapping[str, Any],
+    method: str,
+    payload: Any,
+    timeout: float,
+    judge: Judge | None,
+) -> Any:
     try:
-        return await worker.ask(ref, args, method, payload, timeout)
+        return await worker.ask(ref, args, method, payload, timeout, judge)
     except TimeoutError:
-        name = payload.get("name") or (payload.get("call") or {}).get("name") or method
-        raise CallTimedOut(f"{name} took longer than {timeout:g} s and was killed") from None
+        raise CallTimedOut(f"{_called(method, payload)} took longer than {timeout:g} s and was killed") from None
+
+
+async def _judged(judge: Judge, question: Mapping[str, Any]) -> dict[str, Any]:
+    """What the judge says to a process, or why it does not."""
+    messages = [Message.model_validate(message) for message in question["messages"]]
+    try:
+        return {"said": await judge.ask(messages, model=question["model"], max_tokens=question["max_tokens"])}
+    except JudgeUnavailable as problem:
+        return {"away": str(problem)}
+
+
+def _called(method: str, payload: Mapping[str, Any]) -> str:
+    """What people call the function that runs."""
+    return str(payload.get("name") or (payload.get("call") or {}).get("name") or method)
 
 
 def _ended(code: int) -> str:

@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
 
 from ..contracts.base import Wire
+from ..contracts.messages import Message
 from ..contracts.tasks import Task
 from .base import State, Step
 from .faults import EnvironmentFault
@@ -32,6 +33,19 @@ class CallOutcome(Wire):
     content: str
     error: str | None = None
     state: dict[str, Any] | None = None
+
+
+class StartOutcome(Wire):
+    """How an episode begins."""
+
+    prompt: tuple[Message, ...]
+    state: dict[str, Any]
+
+
+class StopOutcome(Wire):
+    """The name of the stop condition that holds, None where none does."""
+
+    condition: str | None
 
 
 class StepOutcome(Wire):

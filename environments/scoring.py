@@ -15,7 +15,8 @@ from ..contracts.reasons import RunAt
 from ..contracts.tasks import Task
 from .calling import AuthorCode, NoJudge, plain
 from .faults import EnvironmentFault, author_code, nearest
-from .results import GroupScores, as_number, as_numbers
+from .marks import INLINE_SECONDS
+from .results import GroupScores, StopOutcome, as_number, as_numbers
 from .spec import GroupScorer, Scorer
 
 if TYPE_CHECKING:
@@ -25,8 +26,15 @@ if TYPE_CHECKING:
 class ScoreGiver(AuthorCode):
     """The rewards, metrics, group rewards and stop conditions of an environment."""
 
-    async def stop_condition(self, task: Task[Any], state: dict[str, Any], episode: Episode) -> str | None:
-        """Name of the first stop condition that holds, None where none does."""
+    async def stop_condition(
+        self, task: Task[Any], state: dict[str, Any], episode: Episode, *, pool: "ProcessPool | None" = None
+    ) -> str | None:
+        """Name of the first stop condition that holds, None where none does; asked in the pool where one is given."""
+        if pool is not None:
+            ctx = Context(episode.key.run_id, task.key, episode.key.member, len(episode.turns) - 1, "stop")
+            payload = {"state": state, "episode": episode.model_dump(mode="json"), **plain(task, ctx)}
+            value = await self._in_pool(pool, "stop", payload, INLINE_SECONDS)
+            return StopOutcome.model_validate(value).condition
         for name in self.spec.stops:
             offered = {"task": task, "state": self._state(state), "episode": episode}
             value = await self._call(name, getattr(self.environment, name), offered)
@@ -46,12 +54,16 @@ class ScoreGiver(AuthorCode):
         ctx: Context,
         *,
         pool: "ProcessPool | None" = None,
+        apart: bool = False,
     ) -> Score:
-        """One reward or metric of a finished episode. A judge that is away leaves it unscored (None)."""
+        """One reward or metric of a finished episode. A judge that is away leaves it unscored (None).
+
+        `apart`: in the pool, wherever it was placed.
+        """
         scorer = self._scorer(name)
-        if pool is not None and scorer.plan.run is RunAt.PROCESS:
+        if pool is not None and (apart or scorer.plan.run is RunAt.PROCESS):
             payload = {"name": name, "state": state, "episode": episode.model_dump(mode="json"), **plain(task, ctx)}
-            value = await self._in_pool(pool, "score", payload, scorer.plan.timeout_s)
+            value = await self._in_pool(pool, "score", payload, scorer.plan.timeout_s, judge)
             return Score.model_validate(value)
         await self.ready()
         where = f"{self.name}.{name}"
@@ -83,15 +95,17 @@ class ScoreGiver(AuthorCode):
         judge: Judge | None,
         *,
         pool: "ProcessPool | None" = None,
+        apart: bool = False,
     ) -> dict[str, list[float | None]]:
         """Every group reward over the valid members of a group: name → one value each, in their order.
 
         With fewer members than its `min_valid`, or without its judge, a group reward leaves everyone unscored.
         """
-        return {
-            scorer.name: list((await self.score_members(scorer.name, task, episodes, judge, pool=pool)).values)
+        given = [
+            await self.score_members(scorer.name, task, episodes, judge, pool=pool, apart=apart)
             for scorer in self.spec.group_scorers
-        }
+        ]
+        return {scores.name: list(scores.values) for scores in given}
 
     async def score_members(
         self,
@@ -101,16 +115,18 @@ class ScoreGiver(AuthorCode):
         judge: Judge | None,
         *,
         pool: "ProcessPool | None" = None,
+        apart: bool = False,
     ) -> GroupScores:
-        """One group reward over the valid members of a group."""
+        """One group reward over the valid members of a group. `apart`: in the pool, wherever it was placed."""
         scorer = self._group_scorer(name)
         unscored = GroupScores(name=name, values=(None,) * len(episodes))
         if len(episodes) < scorer.min_valid:
             return unscored
         ctx = Context(run_id=episodes[0].key.run_id, task_key=task.key, member=-1, turn=-1, call=name)
-        if pool is not None and scorer.plan.run is RunAt.PROCESS:
+        if pool is not None and (apart or scorer.plan.run is RunAt.PROCESS):
             payload = {"name": name, "episodes": [e.model_dump(mode="json") for e in episodes], **plain(task, ctx)}
-            return GroupScores.model_validate(await self._in_pool(pool, "group", payload, scorer.plan.timeout_s))
+            value = await self._in_pool(pool, "group", payload, scorer.plan.timeout_s, judge)
+            return GroupScores.model_validate(value)
         await self.ready()
         where = f"{self.name}.{name}"
         offered = {"task": task, "episodes": list(episodes), "judge": judge or NoJudge(), "ctx": ctx}

@@ -46,6 +46,11 @@ class ToolCaller(AuthorCode):
             index=index, name=call.name, run=plan.run, serial=tool.serial, queue=plan.queue, timeout_s=plan.timeout_s
         )
 
+    def placed_at(self, call: ToolCall) -> RunAt | None:
+        """Where the author placed the tool of a call; None where there is no such tool."""
+        tool = self._tools.get(call.name)
+        return None if tool is None else tool.plan.run
+
     def _refusal(self, call: ToolCall) -> str | None:
         """Why a call cannot run, in words for the model; None where it can."""
         if call.problem is not None:
@@ -74,19 +79,21 @@ class ToolCaller(AuthorCode):
         *,
         judge: Judge | None = None,
         pool: "ProcessPool | None" = None,
+        apart: bool = False,
     ) -> CallOutcome:
         """Answer one tool call. The tool's own failure (exception, timeout, death) is its result, never raised.
 
+        `apart`: in the pool, wherever the tool was placed.
         Raises JudgeUnavailable for a tool that asks a judge, and EnvironmentProblem.
         """
         refusal = self._refusal(call)
         if refusal is not None:
             return _failed(refusal)
         tool = self._tools[call.name]
-        if pool is not None and tool.plan.run is RunAt.PROCESS:
+        if pool is not None and (apart or tool.plan.run is RunAt.PROCESS):
             payload = {"index": index, "call": call.model_dump(mode="json"), "state": state, **plain(task, ctx)}
             try:
-                answer = await self._in_pool(pool, "call", payload, tool.plan.timeout_s)
+                answer = await self._in_pool(pool, "call", payload, tool.plan.timeout_s, judge)
                 return CallOutcome.model_validate(answer)
             except (CallTimedOut, WorkerDied) as error:
                 return _failed(str(error))

@@ -22,12 +22,13 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
-from ..contracts.context import Context
+from ..contracts.context import Context, Judge, JudgeUnavailable
 from ..contracts.episode import Episode
 from ..contracts.messages import Message, ToolCall
 from . import faults
 from .loaded import LoadedEnvironment
 from .registry import load
+from .results import StartOutcome, StopOutcome
 
 HEADER: Final = struct.Struct(">I")
 _PR_SET_PDEATHSIG: Final = 1
@@ -43,51 +44,83 @@ class Request:
     payload: dict[str, Any]
 
 
-async def _call(env: LoadedEnvironment, given: dict[str, Any]) -> BaseModel:
+class ParentsJudge:
+    """Asks the judge of whoever waits for the answer. One question at a time: the process does nothing meanwhile."""
+
+    def __init__(self, channel: socket.socket, read: Callable[[int], bytes]) -> None:
+        self._channel = channel
+        self._read = read
+
+    async def ask(self, messages: list[Message], *, model: str = "default", max_tokens: int = 1024) -> str:
+        plain = [message.model_dump(mode="json") for message in messages]
+        send_frame(self._channel, {"ask": {"messages": plain, "model": model, "max_tokens": max_tokens}})
+        reply = read_frame(self._read)
+        if reply is None:
+            os._exit(1)
+        if "away" in reply:
+            raise JudgeUnavailable(reply["away"])
+        return str(reply["said"])
+
+
+async def _start(env: LoadedEnvironment, given: dict[str, Any], judge: Judge) -> BaseModel:
+    prompt, state = await env.start(*await _common(env, given))
+    return StartOutcome(prompt=prompt, state=state)
+
+
+async def _call(env: LoadedEnvironment, given: dict[str, Any], judge: Judge) -> BaseModel:
     task, ctx = await _common(env, given)
     call = ToolCall.model_validate(given["call"])
-    return await env.run_call(given["index"], call, task, given["state"], ctx)
+    return await env.run_call(given["index"], call, task, given["state"], ctx, judge=judge)
 
 
-async def _step(env: LoadedEnvironment, given: dict[str, Any]) -> BaseModel:
+async def _step(env: LoadedEnvironment, given: dict[str, Any], judge: Judge) -> BaseModel:
     task, ctx = await _common(env, given)
-    return await env.run_step(task, given["state"], Message.model_validate(given["message"]), ctx)
+    return await env.run_step(task, given["state"], Message.model_validate(given["message"]), ctx, judge=judge)
 
 
-async def _score(env: LoadedEnvironment, given: dict[str, Any]) -> BaseModel:
+async def _stop(env: LoadedEnvironment, given: dict[str, Any], judge: Judge) -> BaseModel:
+    task, _ = await _common(env, given)
+    episode = Episode.model_validate(given["episode"])
+    return StopOutcome(condition=await env.stop_condition(task, given["state"], episode))
+
+
+async def _score(env: LoadedEnvironment, given: dict[str, Any], judge: Judge) -> BaseModel:
     task, ctx = await _common(env, given)
     episode = Episode.model_validate(given["episode"])
-    return await env.score(given["name"], task, given["state"], episode, None, ctx)
+    return await env.score(given["name"], task, given["state"], episode, judge, ctx)
 
 
-async def _group(env: LoadedEnvironment, given: dict[str, Any]) -> BaseModel:
+async def _group(env: LoadedEnvironment, given: dict[str, Any], judge: Judge) -> BaseModel:
     task, _ = await _common(env, given)
     episodes = [Episode.model_validate(episode) for episode in given["episodes"]]
-    return await env.score_members(given["name"], task, episodes, None)
+    return await env.score_members(given["name"], task, episodes, judge)
 
 
 async def _common(env: LoadedEnvironment, given: dict[str, Any]) -> tuple[Any, Context]:
     return await env.task_from_data(given["task"]["data"], given["task"]["info"]), Context(**given["ctx"])
 
 
-OPERATIONS: Final[dict[str, Callable[[LoadedEnvironment, dict[str, Any]], Coroutine[Any, Any, BaseModel]]]] = {
+Operation = Callable[[LoadedEnvironment, dict[str, Any], Judge], Coroutine[Any, Any, BaseModel]]
+OPERATIONS: Final[dict[str, Operation]] = {
+    "start": _start,
     "call": _call,
     "step": _step,
+    "stop": _stop,
     "score": _score,
     "group": _group,
 }
 
 
-def answer(request: Request, loop: asyncio.AbstractEventLoop) -> dict[str, Any]:
+def answer(request: Request, loop: asyncio.AbstractEventLoop, judge: Judge) -> dict[str, Any]:
     """Run one request. Problems of author code are part of the answer, by the name of their class."""
     try:
         env = load(request.ref, request.args)
         if request.method == "load":
             loop.run_until_complete(env.ready())
             return {"result": None}
-        result = loop.run_until_complete(OPERATIONS[request.method](env, request.payload))
+        result = loop.run_until_complete(OPERATIONS[request.method](env, request.payload, judge))
         return {"result": result.model_dump(mode="json")}
-    except faults.EnvironmentProblem as problem:
+    except (faults.EnvironmentProblem, JudgeUnavailable) as problem:
         return {"problem": type(problem).__name__, "message": str(problem)}
     except Exception as error:
         said = f"{request.method} of {request.ref} failed: {faults.said(error)} ({faults.author_line(error)})"
@@ -102,9 +135,14 @@ def main(descriptor: int, parent: int) -> None:
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     with channel, channel.makefile("rb") as incoming:
+        judge = ParentsJudge(channel, incoming.read)
         while (frame := read_frame(incoming.read)) is not None:
-            data = json.dumps(answer(Request(**frame), loop)).encode()
-            channel.sendall(HEADER.pack(len(data)) + data)
+            send_frame(channel, answer(Request(**frame), loop, judge))
+
+
+def send_frame(channel: socket.socket, frame: dict[str, Any]) -> None:
+    data = json.dumps(frame).encode()
+    channel.sendall(HEADER.pack(len(data)) + data)
 
 
 def read_frame(read: Callable[[int], bytes]) -> Any:

@@ -14,6 +14,7 @@ import pytest
 from atropos.activities.catalogue import activities_of
 from atropos.activities.services import Services
 from atropos.contracts import activities as contract
+from atropos.contracts import activities_training as contract_of_training
 from atropos.contracts.activities import Activity
 from atropos.contracts.queues import QUEUE_OF, WorkerRole
 from temporalio import activity
@@ -177,7 +178,8 @@ def test_reading_our_settings_elsewhere_would_be_seen(source: str, refused: bool
 
 
 def known() -> list[Activity[Any, Any]]:
-    return [value for value in vars(contract).values() if isinstance(value, Activity)]
+    tables = vars(contract) | vars(contract_of_training)
+    return [value for value in tables.values() if isinstance(value, Activity)]
 
 
 def served(role: WorkerRole) -> set[str]:

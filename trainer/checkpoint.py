@@ -26,7 +26,7 @@ _LEFT_BEHIND: Final = re.compile(r"^\..+\.(?:partial|removed)-(?P<pid>\d+)-(?P<h
 _HOUR: Final = 3600.0
 
 
-def write(folder: Path, fill: Callable[[Path], None]) -> str:
+def write(folder: Path, fill: Callable[[Path], object]) -> str:
     """Have `fill` write into an empty folder, and make that `folder`. Returns its hash.
 
     Where `folder` exists with this very content it is kept; with another, TrainerProblem is raised.

@@ -7,12 +7,13 @@ identical weights.
 Importing this module does not load torch; making a Learner does.
 """
 
+import importlib
 import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..contracts.training import SampleGroup, TrainerConfig
 from . import checkpoint
@@ -124,9 +125,9 @@ class Learner:
     def _check_ids(self, sequences: Sequence[Sequence[int]]) -> None:
         known = self._state.vocabulary
         for ids in sequences:
-            if ids and not 0 <= min(ids) <= max(ids) < known:
+            if foreign := [token for token in ids if not 0 <= token < known]:
                 raise TrainerProblem(
-                    f"token {max(ids)} is not one of the model's {known}; it was sampled from another model."
+                    f"token {foreign[0]} is not one of the model's {known}; it was sampled from another model."
                 )
 
 
@@ -142,13 +143,11 @@ def _about(groups: Sequence[SampleGroup], rows: Sequence["Row"]) -> dict[str, fl
     }
 
 
-def _need_torch() -> Any:
+def _need_torch() -> None:
     try:
-        import safetensors
-        import torch
-        import transformers
+        for name in ("torch", "transformers", "safetensors", "numpy"):
+            importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise TrainerProblem(
             f'training needs {error.name}, which is not installed; run: pip install "atropos-durable[train]"'
         ) from error
-    return torch, transformers, safetensors

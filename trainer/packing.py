@@ -61,7 +61,10 @@ def rows_of(groups: Sequence[SampleGroup], preset: Preset) -> list[Row]:
     """A row for every segment that trains, by group, member and segment. Raises TrainerProblem where one cannot."""
     rows = []
     for group in groups:
-        found = advantages(preset, [episode.reward for episode in group.episodes])
+        try:
+            found = advantages(preset, [episode.reward for episode in group.episodes])
+        except ValueError as error:
+            raise TrainerProblem(f"group {group.group_no} ({group.environment}) cannot train: {error}.") from error
         for episode, advantage in zip(group.episodes, found, strict=True):
             rows += _rows(group, episode, advantage)
     return sorted(rows, key=lambda row: row.place)

@@ -37,22 +37,19 @@ def train_step(
     on_progress: Callable[[float], None] | None = None,
 ) -> dict[str, float]:
     """Gradient of the whole batch, clip, update. Returns metrics. Raises TrainerProblem with the weights untouched."""
-    optimizer.zero_grad()
-    try:
-        sums = accumulate(model, rows, budget, on_progress)
-        norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), clip))
-        if not (sums.finite() and math.isfinite(norm)):
-            raise TrainerProblem(
-                f"the loss ({sums.loss}) or the norm of its gradient ({norm}) is not finite; no weight was changed. "
-                "Lower optim.lr, or look for absurd logprobs in the batch."
-            )
-        for group in optimizer.param_groups:
-            group["lr"] = lr
-        before_update()
-        if lr > 0:  # at 0 the arithmetic of an update would still turn -0.0 into 0.0 and flush denormal weights
-            optimizer.step()
-    finally:
-        optimizer.zero_grad()
+    optimizer.zero_grad()  # also of what a step that failed has left
+    sums = accumulate(model, rows, budget, on_progress)
+    norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), clip))
+    if not (sums.finite() and math.isfinite(norm)):
+        raise TrainerProblem(
+            f"the loss ({sums.loss}) or the norm of its gradient ({norm}) is not finite; no weight was changed. "
+            "Lower optim.lr, or look for absurd logprobs in the batch."
+        )
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    before_update()
+    if lr > 0:  # at 0 the arithmetic of an update would still turn -0.0 into 0.0 and flush denormal weights
+        optimizer.step()
     return {**sums.metrics(), "grad_norm": norm, "lr": lr}
 
 

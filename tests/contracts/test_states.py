@@ -6,11 +6,13 @@ import pytest
 from atropos.contracts.states import (
     OPEN_GROUPS,
     TRANSITIONS,
+    BatchState,
     EngineState,
     EpisodeState,
     EvaluationState,
     GroupState,
     IllegalTransition,
+    PublicationState,
     RunState,
     check_transition,
     sources,
@@ -18,7 +20,15 @@ from atropos.contracts.states import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-KINDS: list[type[StrEnum]] = [RunState, GroupState, EpisodeState, EngineState, EvaluationState]
+KINDS: list[type[StrEnum]] = [
+    RunState,
+    GroupState,
+    EpisodeState,
+    EngineState,
+    EvaluationState,
+    BatchState,
+    PublicationState,
+]
 ALL = [state for kind in KINDS for state in kind]
 
 
@@ -36,7 +46,15 @@ def test_sources_and_the_check_agree(old: StrEnum, new: StrEnum) -> None:
 
 
 @pytest.mark.parametrize(
-    "state", [RunState.COMPLETED, RunState.CANCELLED, GroupState.TRAINED, GroupState.FAILED, EpisodeState.DONE]
+    "state",
+    [
+        RunState.COMPLETED,
+        RunState.CANCELLED,
+        GroupState.TRAINED,
+        GroupState.FAILED,
+        EpisodeState.FAILED,
+        BatchState.COMMITTED,
+    ],
 )
 def test_what_has_ended_stays_ended(state: StrEnum) -> None:
     assert not TRANSITIONS[type(state)][state]
@@ -44,7 +62,7 @@ def test_what_has_ended_stays_ended(state: StrEnum) -> None:
 
 def test_states_of_two_kinds_that_are_spelt_alike_keep_their_own_arrows() -> None:
     assert RunState.RUNNING.value == GroupState.RUNNING.value
-    assert sources(EpisodeState.FAILED) == {EpisodeState.RUNNING}
+    assert sources(EpisodeState.FAILED) == {EpisodeState.RUNNING, EpisodeState.DONE}
     assert sources(RunState.PAUSED) == {RunState.RUNNING}
     with pytest.raises(IllegalTransition):
         check_transition(RunState.RUNNING, GroupState.SEALED)

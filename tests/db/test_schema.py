@@ -13,7 +13,15 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from atropos.contracts.episode import Score
 from atropos.contracts.reasons import FailureKind, FinishReason, StopReason
-from atropos.contracts.states import EngineState, EpisodeState, EvaluationState, GroupState, RunState
+from atropos.contracts.states import (
+    BatchState,
+    EngineState,
+    EpisodeState,
+    EvaluationState,
+    GroupState,
+    PublicationState,
+    RunState,
+)
 from atropos.db import migrate
 from atropos.db.episodes import load_episode, save_calls, save_scores, save_turn
 from atropos.db.errors import SchemaTooNew, SchemaTooOld, StoreUnreachable
@@ -38,6 +46,8 @@ ENUMS: dict[tuple[str, str], type[StrEnum]] = {
     ("turns", "finish"): FinishReason,
     ("engines", "state"): EngineState,
     ("evaluations", "state"): EvaluationState,
+    ("batches", "state"): BatchState,
+    ("publications", "state"): PublicationState,
 }
 
 
@@ -234,7 +244,7 @@ def test_a_missing_an_old_and_a_newer_schema_are_told_apart(empty: str) -> None:
     with pytest.raises(SchemaTooOld, match="no tables of Atropos yet"):
         migrate.check(empty)
     migrate.upgrade(empty, "0002")
-    with pytest.raises(SchemaTooOld, match="has schema 0002, this build needs 0004"):
+    with pytest.raises(SchemaTooOld, match="has schema 0002, this build needs 0005"):
         migrate.check(empty)
     with psycopg.connect(empty) as connection:
         connection.execute("UPDATE alembic_version SET version_num = '9999'")

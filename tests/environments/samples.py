@@ -21,10 +21,12 @@ from atropos import (
     Task,
     group_reward,
     reward,
+    stop,
     tool,
     user,
 )
 from atropos import step as placed_step
+from atropos.contracts.context import Judge
 from pydantic import BaseModel
 
 
@@ -128,6 +130,21 @@ class Pooled(Environment[Config, Kept]):
     @group_reward(min_valid=2)
     def ranks(self, episodes: list[Episode]) -> list[float | None]:
         return [float(episode.key.member) for episode in episodes]
+
+
+class Aside(Pooled):
+    """What runs inline, and can run in the pool all the same."""
+
+    @tool(run="inline")
+    async def ask(self, *, state: Kept, judge: Judge) -> dict[str, str | int]:
+        """Ask the judge twice, side by side."""
+        answers = await asyncio.gather(*(judge.ask([user(word)], max_tokens=7) for word in ("a", "b")))
+        state.seen.extend(answers)
+        return {"pid": os.getpid(), "said": " ".join(answers)}
+
+    @stop
+    def full(self, state: Kept) -> bool:
+        return len(state.seen) > 1
 
 
 class Broken(Environment):

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from atropos.contracts.context import Context
+from atropos.contracts.context import Context, JudgeUnavailable
 from atropos.contracts.episode import Episode, Turn
 from atropos.contracts.ids import EpisodeKey
-from atropos.contracts.messages import ToolCall, assistant
+from atropos.contracts.messages import Message, ToolCall, assistant
 from atropos.contracts.reasons import RunAt
 from atropos.contracts.tasks import Task
 from atropos.environments.faults import CallTimedOut, EnvironmentFault
@@ -23,6 +23,7 @@ from atropos.environments.pool import PoolClosed, ProcessPool
 from atropos.environments.registry import load
 
 SAMPLES = str(Path(__file__).parent / "samples.py") + ":Pooled"
+ASIDE = SAMPLES.replace(":Pooled", ":Aside")
 
 
 @pytest.fixture(scope="module")
@@ -139,6 +140,45 @@ async def test_step_and_group_rewards_run_there_too(env: LoadedEnvironment, pool
     assert outcome.state == {"seen": ["a", "b"]}
     episodes = [Episode(key=EpisodeKey(run_id="r", group_no=0, member=m), prompt=()) for m in (4, 1)]
     assert await env.score_group(task, episodes, None, pool=pool) == {"ranks": [4.0, 1.0]}
+
+
+class Echo:
+    """A judge that says what it was asked."""
+
+    async def ask(self, messages: list[Message], *, model: str = "default", max_tokens: int = 1024) -> str:
+        return f"{messages[-1].text}{max_tokens}"
+
+
+async def test_inline_code_can_run_there_with_its_state_and_its_judge(pool: ProcessPool) -> None:
+    aside = load(ASIDE)
+    task = await aside.make_task("train", 3)
+    wanted = ToolCall(id="1", name="ask", arguments={})
+    outcome = await aside.run_call(0, wanted, task, {"seen": []}, context(task), judge=Echo(), pool=pool, apart=True)
+    answer = json.loads(outcome.content)
+    assert answer["said"] == "a7 b7"
+    assert answer["pid"] in pool.pids
+    assert outcome.state == {"seen": ["a7", "b7"]}
+
+
+async def test_a_judge_that_is_away_is_away_there_too_and_costs_no_process(pool: ProcessPool) -> None:
+    aside = load(ASIDE)
+    task = await aside.make_task("train", 3)
+    wanted = ToolCall(id="1", name="ask", arguments={})
+    before = pool.pids
+    with pytest.raises(JudgeUnavailable, match="no judge is configured"):
+        await aside.run_call(0, wanted, task, {"seen": []}, context(task), pool=pool, apart=True)
+    assert set(pool.pids) >= set(before)
+
+
+async def test_an_episode_starts_and_stops_there_as_here(pool: ProcessPool) -> None:
+    aside = load(ASIDE)
+    task = await aside.make_task("train", 3)
+    assert await aside.start(task, context(task), pool=pool) == await aside.start(task, context(task))
+    key = EpisodeKey(run_id="r", group_no=0, member=0)
+    episode = Episode(key=key, prompt=(), turns=(Turn(index=0, message=assistant("hi")),))
+    for seen, condition in ((["a"], None), (["a", "b"], "full")):
+        assert await aside.stop_condition(task, {"seen": seen}, episode, pool=pool) == condition
+        assert await aside.stop_condition(task, {"seen": seen}, episode) == condition
 
 
 async def test_async_code_runs_there_and_is_timed_there(

@@ -62,7 +62,7 @@ def test_what_is_not_found_is_answered_with_what_is_near(folder: Path, ref: str,
 
 
 def test_a_file_with_several_environments_wants_a_class() -> None:
-    with pytest.raises(UnknownEnvironment, match=r"defines 2 environments \(Pooled, Broken\); name one as samples.py:"):
+    with pytest.raises(UnknownEnvironment, match=r"defines 3 environments \(Pooled, Aside, Broken\); name"):
         load(str(SAMPLES))
 
 

@@ -10,6 +10,10 @@ import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
+
+ABRUPT: Final = 70
+"""Exit code of a process that code of a test environment ends without notice."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Environments of the workflow tests."""
 
 import os
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +22,7 @@ from atropos import (
     tool,
 )
 from atropos.contracts.context import Context, Judge
-from atropos.tests.support.boundaries import Boundaries
+from atropos.tests.support.boundaries import ABRUPT, Boundaries
 from pydantic import BaseModel
 
 
@@ -31,6 +32,8 @@ class Where(EnvConfig):
     boundaries: str = ""
     """Folder of boundaries to die at, between an effect and its row; empty: it never dies."""
     turns: int | None = None
+    where: str = ""
+    """The function in which `Deadly` ends its process."""
 
 
 class Place(BaseModel):
@@ -80,6 +83,38 @@ class Effects(Environment[Where, Count]):
     @metric
     def calls(self, state: Count) -> int:
         return state.calls
+
+
+class Deadly(Effects):
+    """Member 0 of each group ends its process: in the tool of its first turn, or in its reward (`where`)."""
+
+    @tool(run="inline")
+    def look(self, at: int, *, state: Count, ctx: Context) -> str:
+        """Look at a place."""
+        self._end("look", ctx, at == 0)
+        state.calls += 1
+        return f"nothing at {at}."
+
+    @reward(run="inline", weight=0.5)
+    async def alive(self, ctx: Context) -> float:
+        self._end("alive", ctx, True)
+        return 1.0
+
+    def _end(self, where: str, ctx: Context, now: bool) -> None:
+        if now and ctx.member == 0 and where == self.config.where:
+            os._exit(ABRUPT)
+
+
+class Slow(Effects):
+    """Its tool holds the event loop, once for each episode."""
+
+    @tool(run="inline")
+    def look(self, at: int, *, state: Count, ctx: Context) -> str:
+        """Look at a place."""
+        with suppress(FileExistsError):
+            os.close(os.open(Path(self.config.folder) / f"slept.{ctx.member}", os.O_CREAT | os.O_EXCL))
+            time.sleep(2.8)
+        return "nothing"
 
 
 class Placed(Effects):

@@ -2,8 +2,8 @@
 
 `python -m atropos.tests.support.fault_worker --roles … [--boundaries FOLDER --die-around NAMES]`; addresses come from
 the environment, as for `atropos-worker`. The supervisor imports everything and forks a worker for each life, so that a
-life begins in a moment. It ends when it is told to (SIGTERM, passed on), when a life ends by anything but SIGKILL, or
-when its parent is gone.
+life begins in a moment. It ends when it is told to (SIGTERM, passed on), when a life ends by anything but SIGKILL
+or an environment's own `ABRUPT`, or when its parent is gone.
 
 `worker_process` is the other side: start one from a test.
 """
@@ -26,7 +26,7 @@ from atropos.cli.worker import Replaced, serve
 from atropos.contracts.queues import WorkerRole
 from atropos.settings import child_environment, load_settings
 
-from .boundaries import Boundaries
+from .boundaries import ABRUPT, Boundaries
 from .faults import ConnectAndDie, DieAround
 
 _LOOK_S = 0.02
@@ -34,6 +34,8 @@ _STOPS_WITHIN_S = 30.0
 MODULE = "atropos.tests.support.fault_worker"
 LIVES = 100
 """A worker that needs more is not walking through boundaries any more."""
+ENDED_ABRUPTLY = "a life was ended by code of an environment"
+"""Said in the log for each."""
 
 
 def _live(roles: Sequence[WorkerRole], boundaries: Path | None, names: Sequence[str]) -> None:
@@ -78,7 +80,9 @@ def _supervise(roles: Sequence[WorkerRole], boundaries: Path | None, names: Sequ
         code = os.waitstatus_to_exitcode(_wait(child, parent))
         if stopping and code in (0, -signal.SIGTERM, -signal.SIGKILL):
             return 0
-        if code != -signal.SIGKILL:
+        if code == ABRUPT:
+            print(ENDED_ABRUPTLY, file=sys.stderr, flush=True)
+        elif code != -signal.SIGKILL:
             print(f"a life ended with {code}", file=sys.stderr)
             return 1
     print(f"died {LIVES} times", file=sys.stderr)
@@ -119,6 +123,7 @@ async def worker_process(
         "DATABASE_URL": database,
         "ATROPOS_SHUTDOWN_GRACE_S": str(grace_s),
         "ATROPOS_TOOL_PROCESSES": "1",
+        "ATROPOS_HOME": str(folder / "home"),
         "ATROPOS_READY_FILE": str(folder / "ready"),
     }
     arguments = ["--roles", ",".join(roles)]

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import uvicorn
 from atropos.contracts.messages import ToolSpec, user
@@ -25,6 +25,7 @@ from transformers import PreTrainedTokenizerFast
 
 _TURN = re.compile(r"/turn/(\d+)/")
 Script = Callable[[str, int], str]
+EngineT = TypeVar("EngineT", bound="ScriptedEngine")
 
 
 def tool_call(name: str, **arguments: Any) -> str:
@@ -68,14 +69,15 @@ class ScriptedEngine:
 
     @property
     def app(self) -> Starlette:
-        return Starlette(
-            routes=[
-                Route("/inference/v1/generate", self._generate, methods=["POST"]),
-                Route("/health", self._health),
-                Route("/weight_info", self._weights),
-                Route("/v1/models", self._models),
-            ]
-        )
+        return Starlette(routes=self.routes())
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/inference/v1/generate", self._generate, methods=["POST"]),
+            Route("/health", self._health),
+            Route("/weight_info", self._weights),
+            Route("/v1/models", self._models),
+        ]
 
     async def _generate(self, request: Request) -> Response:
         body = await request.json()
@@ -163,7 +165,13 @@ def _event(body: dict[str, Any]) -> bytes:
 @asynccontextmanager
 async def scripted_engine(model: Path, script: Script, **options: Any) -> AsyncIterator[ScriptedEngine]:
     """Serve it on a free loopback port for the block."""
-    engine = ScriptedEngine(model, script, **options)
+    async with served(ScriptedEngine(model, script, **options)) as engine:
+        yield engine
+
+
+@asynccontextmanager
+async def served(engine: EngineT) -> AsyncIterator[EngineT]:
+    """The same for one that was made already."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     engine.url = f"http://127.0.0.1:{listener.getsockname()[1]}"

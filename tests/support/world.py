@@ -3,6 +3,7 @@
 Everything is real but the model's words.
 """
 
+import tempfile
 import uuid
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Sequence
@@ -31,6 +32,8 @@ from .scripted import ScriptedEngine
 ROLES = tuple(WorkerRole)
 TABLES = ("groups", "episodes", "turns", "segments", "tool_calls", "scores", "evaluation_samples", "late_results")
 _ROWS = sql.SQL("SELECT t::text FROM {} t WHERE run_id = %s ORDER BY 1")
+HOME = Path(tempfile.gettempdir()) / "atropos-test-home"
+"""Of workers in this process; they leave no file in it."""
 ENVIRONMENTS = Path(environments.__file__)
 
 
@@ -51,7 +54,10 @@ class World:
     client: Client
     database: str
     engine: ScriptedEngine
-    settings: dict[str, Any] = field(default_factory=lambda: {"shutdown_grace_s": 1.0, "tool_processes": 1})
+    checkpoints: Path | None = None
+    settings: dict[str, Any] = field(
+        default_factory=lambda: {"shutdown_grace_s": 1.0, "tool_processes": 1, "home": HOME}
+    )
 
     @asynccontextmanager
     async def workers(
@@ -73,6 +79,21 @@ class World:
             "budget": {"groups": 2},
             **changes,
         }
+
+    def training(self, name: str, *, steps: int = 2, **changes: Any) -> dict[str, Any]:
+        """A run file that trains: batches of two groups of two."""
+        trainer = {"kind": "builtin", "steps": steps, "optim": {"lr": 1e-2, "warmup": 0}}
+        trainer |= {"checkpoint": {"dir": str(self.checkpoints), "keep": 2}} if self.checkpoints else {}
+        return self.document(
+            name,
+            **{
+                "trainer": trainer,
+                "batch": {"groups": 2},
+                "publish": {"verify": "checksum"},
+                "budget": {},
+                **changes,
+            },
+        )
 
     def process(
         self, roles: Sequence[WorkerRole], folder: Path, *, die_around: Sequence[str] = (), grace_s: float = 1.0

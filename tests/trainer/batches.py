@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 VOCABULARY = 24
 
 
-def tiny_model(seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
+def tiny_model(seed: int = 0, dtype: torch.dtype = torch.float32, tied: bool = False) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         config = LlamaConfig(
@@ -30,7 +30,7 @@ def tiny_model(seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
             num_attention_heads=2,
             max_position_embeddings=64,
             initializer_range=0.3,  # far from uniform
-            tie_word_embeddings=False,
+            tie_word_embeddings=tied,
             bos_token_id=None,
             eos_token_id=0,
             dtype="float32",
@@ -38,9 +38,9 @@ def tiny_model(seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
         return LlamaForCausalLM(config).to(dtype).eval()
 
 
-def tiny_folder(folder: Path, seed: int = 0) -> Path:
+def tiny_folder(folder: Path, seed: int = 0, tied: bool = False) -> Path:
     """A model folder with some of the files that stand beside the weights in real ones."""
-    tiny_model(seed).save_pretrained(str(folder))
+    tiny_model(seed, tied=tied).save_pretrained(str(folder))
     (folder / "tokenizer.json").write_text('{"pretend": true}\n')
     (folder / "renderer.json").write_text('{"name": "pretend"}\n')
     (folder / "generation_config.json").write_text('{"eos_token_id": [0, 3]}\n')

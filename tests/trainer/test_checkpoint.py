@@ -111,6 +111,22 @@ def test_hidden_files_that_others_leave_do_not_matter(written: Path) -> None:
     assert checkpoint.verify(written) == digest
 
 
+def test_everything_is_on_disk_before_the_name_appears_and_the_name_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[tuple[str, bool]] = []
+
+    def sync(path: Path) -> None:
+        name = path.relative_to(tmp_path).as_posix()
+        synced.append((name.partition("/")[2] if "/" in name else "", (tmp_path / "step-3").exists()))
+
+    monkeypatch.setattr(checkpoint, "_sync", sync)
+    checkpoint.write(tmp_path / "step-3", fill)
+    *before, last = synced
+    assert sorted(before) == [(name, False) for name in ("", "manifest.json", "trainer", "trainer/state", "weights")]
+    assert last == ("", True)
+
+
 def test_a_failure_while_filling_leaves_nothing(tmp_path: Path) -> None:
     def breaks(folder: Path) -> None:
         fill(folder)

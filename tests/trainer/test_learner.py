@@ -155,6 +155,34 @@ def test_a_restored_learner_continues_bit_for_bit(initial: Path, tmp_path: Path)
     assert ran.stdout.split() == [whole.digest], ran.stderr
 
 
+def test_what_a_step_draws_continues_from_the_learner_s_own_state(initial: Path, tmp_path: Path) -> None:
+    """As a layer with dropout would. Two learners differ by their seed alone."""
+
+    def drawn(learner: Learner) -> list[float]:
+        out: list[float] = []
+        learner.step(random_groups(0), lambda share: out.append(float(torch.rand(1))))
+        return out
+
+    learner, twin, other = (Learner.fresh(initial, trainer_config(), seed=seed) for seed in (0, 0, 1))
+    first = drawn(learner)
+    assert drawn(twin) == first
+    assert drawn(other) != first
+    learner.save(tmp_path / "1")
+    second = drawn(learner)
+    assert second != first
+    assert drawn(Learner.restore(tmp_path / "1", trainer_config())) == second
+
+
+def test_a_model_of_half_precision_is_trained_and_kept_in_single(initial: Path, tmp_path: Path) -> None:
+    AutoModelForCausalLM.from_pretrained(str(initial), dtype=torch.bfloat16).save_pretrained(str(tmp_path / "half"))
+    learner = Learner.fresh(tmp_path / "half", trainer_config(lr=1e-6), seed=0)
+    before = learner.checksums()
+    learner.step(random_groups(0))
+    assert all(value != before[name] for name, value in learner.checksums().items() if "layers" in name)
+    learner.save(tmp_path / "1")
+    assert AutoModelForCausalLM.from_pretrained(str(tmp_path / "1"), dtype="auto").dtype == torch.float32
+
+
 def test_the_digest_names_the_checkpoint_that_memory_equals(initial: Path, tmp_path: Path) -> None:
     learner = Learner.fresh(initial, trainer_config(), seed=0)
     assert learner.digest is None
@@ -177,13 +205,16 @@ def test_a_torn_checkpoint_is_not_restored(initial: Path, tmp_path: Path) -> Non
         Learner.restore(tmp_path / "0", trainer_config())
 
 
-def test_an_engine_loads_the_checkpoint_and_holds_the_same_weights(initial: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("tied", [False, True])
+def test_an_engine_loads_the_checkpoint_and_holds_the_same_weights(tmp_path: Path, tied: bool) -> None:
+    initial = tiny_folder(tmp_path / "tiny", tied=tied)
     learner = Learner.fresh(initial, trainer_config(), seed=0)
     engine = AutoModelForCausalLM.from_pretrained(str(initial))
     learner.step(random_groups(0))
     learner.save(tmp_path / "1")
     weights.replace(engine, weights.read(tmp_path / "1", engine))
     assert weights.checksums(engine) == {f"{weights.RANK}:{k}": v for k, v in learner.checksums().items()}
+    assert Learner.restore(tmp_path / "1", trainer_config()).checksums() == learner.checksums()
 
 
 def test_small_files_of_the_model_travel_along_even_when_their_folder_goes(initial: Path, tmp_path: Path) -> None:
@@ -239,6 +270,24 @@ def test_a_gradient_that_is_not_finite_changes_nothing(initial: Path, tmp_path: 
         learner.step(random_groups(0))
     assert (learner.version, learner.digest) == (0, digest)
     assert learner.save(tmp_path / "0") == digest
+
+
+def test_a_step_broken_off_on_its_way_changes_nothing(initial: Path, tmp_path: Path) -> None:
+    learner = Learner.fresh(initial, trainer_config(micro_batch_tokens=30), seed=0)
+    digest = learner.save(tmp_path / "0")
+
+    def stops(share: float) -> None:
+        if share > 0.5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        learner.step(random_groups(0), stops)
+    assert (learner.version, learner.digest) == (0, digest)
+    assert learner.save(tmp_path / "0") == digest
+    other = Learner.restore(tmp_path / "0", trainer_config(micro_batch_tokens=30))
+    for one in (learner, other):  # nor is half a gradient left for the next
+        one.step(random_groups(1))
+    assert learner.checksums() == other.checksums()
 
 
 def test_a_folder_that_is_no_model_is_refused_in_a_sentence(initial: Path, tmp_path: Path) -> None:

@@ -23,11 +23,12 @@ from typing import Any
 
 from atropos.cli.stack.options import StackOptions
 from atropos.cli.stack.running import RunningStack, running_stack
-from atropos.contracts.ids import EpisodeKey, evaluation_workflow_id, rollout_workflow_id
+from atropos.contracts.ids import EpisodeKey, evaluation_workflow_id, rollout_workflow_id, trainer_workflow_id
 from atropos.environments.registry import load
 from temporalio.client import WorkflowFailureError
 
-from ..support.scripted import make_model, scripted_engine, tool_call
+from ..support.scripted import make_model, served, tool_call
+from ..support.weights import WeightedEngine, add_weights, every_other
 from ..support.world import ENVIRONMENTS, World, new_namespace
 from . import fingerprint
 
@@ -77,8 +78,19 @@ class Recorder:
         run = (await self._world.run(lost)).run_id
         await self._keep("group-topped-up", _group(run))
         await self._keep("episode-failed", _episode(run))
+        await self.trained()
         await self.cancelled()
         await self.refused()
+
+    async def trained(self) -> None:
+        self._world.engine.script = every_other("nothing", "something")
+        sets = [{"id": "Effects", "split": "eval", "tasks": 1}]
+        document = self._world.training("Effects", model={"path": _MODEL}, eval={"sets": sets, "every": 1})
+        document["environments"] = [{"id": f"{ENVIRONMENTS.name}:Effects", "group_size": 2}]
+        run = (await self._world.run(document)).run_id
+        await self._keep("run-trained", run)
+        await self._keep("trainer", trainer_workflow_id(run))
+        await self._keep("rollout-trained", rollout_workflow_id(run))
 
     async def cancelled(self) -> None:
         self._world.engine.script = _looks_once
@@ -132,8 +144,8 @@ async def _world(stack: RunningStack) -> AsyncIterator[World]:
     assert stack.temporal_address is not None
     assert stack.database_url is not None
     client = await new_namespace(stack.temporal_address)
-    async with scripted_engine(Path(_MODEL), _looks_once) as engine:
-        world = World(client, stack.database_url.get_secret_value(), engine)
+    async with served(WeightedEngine(Path(_MODEL), _looks_once)) as engine:
+        world = World(client, stack.database_url.get_secret_value(), engine, Path("checkpoints"))
         async with world.workers():
             yield world
 
@@ -154,7 +166,7 @@ def record() -> None:
     os.chdir(home)
     try:
         shutil.copy(ENVIRONMENTS, home)
-        make_model(home / _MODEL, load(f"{ENVIRONMENTS}:Placed").spec.tool_specs())
+        add_weights(make_model(home / _MODEL, load(f"{ENVIRONMENTS}:Placed").spec.tool_specs()))
         with running_stack(home / "stack", StackOptions(workers=False)) as stack:
             asyncio.run(_record(stack))
     finally:

@@ -1,0 +1,135 @@
+"""What it is worth that rollouts go on while the trainer works: the same run with `staleness.max` 0 and 1.
+
+The model sleeps before each completion, so that rollouts take time and no CPU, as they do with engines of their own;
+the trainer's part is real. Both runs begin with the same tiny policy and take the same steps over batches of the same
+size, well below what the machine can do. The last line is one JSON object: `async_speedup` (wall time of the
+synchronous run over the other's, from the run's start to its last commit), and the mean reward of each on held-out
+tasks.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from atropos.cli.progress import tiny_policy
+from atropos.cli.stack.options import StackOptions
+from atropos.cli.stack.running import RunningStack, running_stack
+from atropos.cli.temporal import connect, prepare
+from atropos.contracts.queues import WORKFLOWS
+from atropos.contracts.workflows import RUN_WORKFLOW
+
+ROLES = ("workflows", "model,tools,control", "trainer")
+AT_ONCE = 64
+
+
+@contextmanager
+def workers(stack: RunningStack, home: Path, model_s: float) -> Iterator[None]:
+    """One process a role, as the dev stack has them, with a model that sleeps."""
+    assert stack.temporal_address is not None
+    assert stack.database_url is not None
+    started = []
+    try:
+        for number, roles in enumerate(ROLES):
+            ready = home / f"ready-{number}"
+            command = [
+                sys.executable, "-m", "atropos.benchmarks.sleeping_worker", "--roles", roles,
+                "--temporal", stack.temporal_address, "--database", stack.database_url.get_secret_value(),
+                "--model-s", str(model_s),
+            ]  # fmt: skip
+            environment = {**os.environ, "ATROPOS_READY_FILE": str(ready), "ATROPOS_LOG_LEVEL": "WARNING"}
+            started.append((subprocess.Popen(command, env={**environment, "ATROPOS_HOME": str(home)}), ready))
+        for process, ready in started:
+            while not ready.exists():
+                if process.poll() is not None:
+                    sys.exit(f"a worker ended with status {process.returncode}")
+                time.sleep(0.05)
+        yield
+    finally:
+        for process, _ in started:
+            process.terminate()
+        for process, _ in started:
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def document(policy: Path, engine: str, staleness: int, given: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "name": f"staleness-{staleness}",
+        "model": {"path": str(policy)},
+        "engines": [{"kind": "dev", "url": engine, "concurrency": AT_ONCE}],
+        "environments": [{"id": "calculator", "group_size": 8}],
+        "sampling": {"max_tokens": 48},
+        "rollout": {"concurrency": given.groups},
+        "batch": {"groups": given.groups, "when_short": "train", "resample_cap": 1},
+        "staleness": {"max": staleness},
+        "trainer": {"kind": "builtin", "steps": given.steps, "optim": {"lr": given.lr, "warmup": 0}},
+        "eval": {"at_end": True, "sets": [{"id": "calculator", "split": "eval", "tasks": given.tasks}]},
+    }
+
+
+async def measure(stack: RunningStack, policy: Path, staleness: int, given: argparse.Namespace) -> dict[str, float]:
+    """Seconds from the first lease to the last commit, and the reward at the end."""
+    client = await connect(stack.temporal_address)
+    await prepare(client)
+    run_id = f"run/staleness-{staleness}"
+    wanted = document(policy, stack.engine_url or "", staleness, given)
+    await client.execute_workflow(RUN_WORKFLOW, wanted, id=run_id, task_queue=WORKFLOWS)
+    assert stack.database_url is not None
+    with psycopg.connect(stack.database_url.get_secret_value()) as connection:
+        seconds, oldest = connection.execute(
+            "SELECT extract(epoch FROM max(s.committed_at) - (SELECT created_at FROM runs WHERE run_id = %(run)s))"
+            "::float8, max(s.staleness) FROM train_steps s WHERE s.run_id = %(run)s",
+            {"run": run_id},
+        ).fetchone() or (0.0, 0)
+        (reward,) = connection.execute(
+            "SELECT mean_reward FROM evaluations WHERE run_id = %s", (run_id,)
+        ).fetchone() or (0.0,)
+    print(f"staleness {staleness}: {seconds:.1f} s, oldest token {oldest} versions, reward {reward:.3f}", flush=True)
+    return {"seconds": seconds, "reward": reward}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--groups", type=int, default=8, help="groups of 8 episodes a step")
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--tasks", type=int, default=256, help="held-out tasks of the evaluation at the end")
+    parser.add_argument("--model-s", type=float, default=1.5, help="seconds each completion sleeps first")
+    given = parser.parse_args()
+    home = Path(tempfile.mkdtemp(prefix="atropos-bench-", dir="/tmp"))
+    home.chmod(0o755)
+    try:
+        policy = tiny_policy(home, 0)
+        options = StackOptions(workers=False, engine_model=policy)
+        with running_stack(home, options) as stack, workers(stack, home, given.model_s):
+            synchronous = asyncio.run(measure(stack, policy, 0, given))
+            asynchronous = asyncio.run(measure(stack, policy, 1, given))
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+    figures = {
+        "async_speedup": synchronous["seconds"] / asynchronous["seconds"],
+        "reward_sync": synchronous["reward"],
+        "reward_async": asynchronous["reward"],
+        "seconds_sync": synchronous["seconds"],
+        "seconds_async": asynchronous["seconds"],
+    }
+    print(json.dumps({"steps": given.steps} | {name: round(value, 3) for name, value in figures.items()}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
+    sys.stdout.flush()
+    os._exit(0)
