@@ -169,6 +169,7 @@ def list_(
 @app.command()
 def show(run: _Run, as_json: _Json = False) -> None:
     """Show a run at a glance."""
+    from ..db.batches import training_progress
     from ..db.evaluations import list_evaluations
     from ..db.summary import run_summary
     from .run_show import render_run, run_facts
@@ -178,13 +179,15 @@ def show(run: _Run, as_json: _Json = False) -> None:
     async def read() -> Any:
         async with access.opened_store(settings) as store:
             row = await access.find_run(store, run)
-            return row, await run_summary(store, row.run_id), await list_evaluations(store, row.run_id)
+            run_id = row.run_id
+            evaluations = await list_evaluations(store, run_id)
+            return row, await run_summary(store, run_id), evaluations, await training_progress(store, run_id)
 
-    row, summary, evaluations = asyncio.run(read())
+    row, summary, evaluations, training = asyncio.run(read())
     if as_json:
-        _print_json(run_facts(row, summary, evaluations))
+        _print_json(run_facts(row, summary, evaluations, training))
     else:
-        render_run(row, summary, evaluations, access.ui_link(settings, row.run_id), Console())
+        render_run(row, summary, evaluations, training, access.ui_link(settings, row.run_id), Console())
 
 
 @app.command()

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from ..contracts.ids import rollout_workflow_id
+from ..contracts.ids import rollout_workflow_id, trainer_workflow_id
 from ..contracts.queues import QUEUE_OF
 from ..contracts.states import RunState
 from ..contracts.workflows import RUN_WORKFLOW, RunProgress
@@ -66,6 +66,9 @@ async def why(row: "RunRow", client: "Client | None") -> list[str]:
     told += [*tried, f"It is at: {progress.phase}." if tried else f"It does not wait; it is at: {progress.phase}."]
     if rollout is not None and progress.phase in ("rollouts", "training"):
         told.append(f"Rollouts: {rollout}.")
+    if row.config.trains:
+        trainer = await query(client.get_workflow_handle(trainer_workflow_id(row.run_id)), "why", str)
+        told += [f"Trainer: {trainer}."] if trainer is not None else []
     return told
 
 
