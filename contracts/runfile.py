@@ -172,8 +172,9 @@ class RunConfig(Strict):
         if not self.trains:
             if self.budget.unlimited:
                 raise ValueError("budget: set groups, sampled_tokens or hours, so that a run without trainer ends")
-            if self.eval.every is not None:
-                raise ValueError("eval.every: a run without trainer has no steps; use at_start and at_end")
+        if self.trainer.kind is not TrainerKind.BUILTIN and self.eval.every is not None:
+            raise ValueError("eval.every: only the built-in trainer's steps are followed; use at_start and at_end")
+        if not self.trains:
             return self
         for environment in self.environments:
             if environment.group_size < 2:
