@@ -3,7 +3,8 @@
 Invariants: heartbeats are kept from before any I/O, so a dead worker is noticed and a cancel arrives (set-up that took
 a minute before its first heartbeat has killed every retry of an activity elsewhere); local activities have none. The
 first one is sent after a moment only: each is a call to the server, and most activities are over by then. What author
-code or the store refuse for good leaves as a verdict; everything else is retried.
+code or the store refuse for good leaves as a verdict; everything else is retried. A try that was cut short is no
+failure worth a traceback.
 """
 
 import asyncio
@@ -38,6 +39,10 @@ def entered(body: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
         beating = None if timeout is None else asyncio.create_task(_beat(timeout.total_seconds()))
         try:
             return await body(*args, **kwargs)
+        except asyncio.CancelledError:
+            if _asked_for(activity.cancellation_details()):
+                raise
+            raise waited_out("CutShort", "this try was cut short: out of time, or its worker stopped") from None
         except JudgeUnavailable as problem:  # a tool or `step` needs it: waited out, as an engine is
             raise waited_out("JudgeUnavailable", str(problem)) from problem
         except (EnvironmentProblem, TokensError) as problem:
@@ -49,6 +54,17 @@ def entered(body: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
                 beating.cancel()
 
     return wrapped
+
+
+def _asked_for(details: activity.ActivityCancellationDetails | None) -> bool:
+    """Whether somebody wanted this activity to end, which the SDK then passes on without alarm.
+
+    Otherwise only this try is over (it took too long, its worker stops, its workflow is gone), and the SDK would log
+    that as a failure of ours, with a traceback.
+    """
+    return details is not None and (
+        details.cancel_requested or details.worker_shutdown or details.paused or details.reset
+    )
 
 
 async def _beat(timeout_s: float) -> None:

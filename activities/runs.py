@@ -212,17 +212,7 @@ class RunActivities:
     @activity.defn(name=CANCEL_GROUPS.name)
     @entered
     async def cancel_groups(self, request: RunRef) -> int:
-        groups = await open_groups(self._services.store, request.run_id)
-        for group in groups:
-            try:
-                await self._services.client.get_workflow_handle(group.key.workflow_id).cancel()
-            except RPCError as error:
-                if error.status is not RPCStatusCode.NOT_FOUND:
-                    raise
-                await close_group(
-                    self._services.store, group.key, [], GroupState.FAILED, FailureKind.CANCELLED, "cancelled"
-                )
-        return len(groups)
+        return await cancel_open_groups(self._services, request.run_id)
 
 
 def _refuse_unsupported(config: RunConfig) -> None:
@@ -234,6 +224,19 @@ def _refuse_unsupported(config: RunConfig) -> None:
     found = [problem for problem in problems if problem is not None]
     if found:
         raise RunFileError(found)
+
+
+async def cancel_open_groups(services: Services, run_id: str) -> int:
+    """Cancel the workflow of every open group by id, and close those that have none. Returns how many were open."""
+    groups = await open_groups(services.store, run_id)
+    for group in groups:
+        try:
+            await services.client.get_workflow_handle(group.key.workflow_id).cancel()
+        except RPCError as error:
+            if error.status is not RPCStatusCode.NOT_FOUND:
+                raise
+            await close_group(services.store, group.key, [], GroupState.FAILED, FailureKind.CANCELLED, "cancelled")
+    return len(groups)
 
 
 async def workflow_status(client: Client, workflow_id: str) -> WorkflowExecutionStatus | None:

@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
 from temporalio import activity
@@ -62,9 +62,6 @@ from .failures import final, waited_out
 from .runs import ENDED
 from .services import Services
 
-if TYPE_CHECKING:
-    from ..trainer.tracking import Tracker
-
 _log = logging.getLogger("atropos.trainer")
 _LEASE_S: Final = 30.0
 _LOOK_EVERY_S: Final = 0.3
@@ -89,17 +86,17 @@ class LeaseActivities:
             row = await get_run(store, request.run_id)
             if row is None or row.state in ENDED:
                 return Lease(done=True)
-            found = await lease_batch(store, request.run_id)
+            found = None if row.config.trainer.kind is TrainerKind.EXTERNAL else await lease_batch(store, row.run_id)
             if isinstance(found, Leased):
                 return Lease(batch_no=found.batch_no, step=found.step, groups=found.groups)
-            waiting = f"{found.ready} of {found.wanted} groups with signal are there ({found.drawn} were drawn)"
+            waiting = "steps are taken elsewhere" if found is None else _waits_for(found)
             if _no_more_steps(row, found) or await rollouts_over(store, row):
                 unfinished = await _between_steps(store, request.run_id)
                 if not unfinished:
                     return Lease(done=True)
                 waiting = f"the evaluation {unfinished[0]} has not ended"
             if time.monotonic() - started >= _LEASE_S:
-                return Lease(step=found.committed, waiting_for=waiting)
+                return Lease(step=found.committed if found else 0, waiting_for=waiting)
             await asyncio.sleep(_LOOK_EVERY_S)
 
 
@@ -111,7 +108,6 @@ class TrainingActivities:
         self._busy = asyncio.Lock()
         self._learner: Learner | None = None
         self._run_id: str | None = None
-        self._trackers: dict[str, Tracker] = {}
 
     @activity.defn(name=PREPARE_TRAINING.name)
     @entered
@@ -223,12 +219,13 @@ class TrainingActivities:
 
     async def _load(self, run_id: str, config: RunConfig, head: Head) -> Learner:
         self._learner = None  # before the new one, so that memory holds one of them
-        path, threads = Path(head.path), self._services.trainer_threads
+        path, services = Path(head.path), self._services
+        threads, device = services.trainer_threads, services.trainer_device
 
         def load() -> Learner:
             if head.digest is None:
-                return Learner.fresh(path, config.trainer, config.seed, threads=threads)
-            learner = Learner.restore(path, config.trainer, threads=threads)
+                return Learner.fresh(path, config.trainer, config.seed, threads=threads, device=device)
+            learner = Learner.restore(path, config.trainer, threads=threads, device=device)
             if learner.digest != head.digest:
                 raise TrainerProblem(f"{path} is not the checkpoint that was committed as version {head.version}")
             return learner
@@ -261,30 +258,18 @@ class TrainingActivities:
         """Hand the metrics to whoever watches from outside; nothing that goes wrong there comes back."""
         if config.wandb is None or config.wandb.mode == "disabled":
             return
-        tracker = self._trackers.get(run_id)
-        since = 0
-        if tracker is None:
-            from ..trainer.tracking import Tracker
-
-            document = config.model_dump(mode="json")
-            folder = self._services.home / "wandb" / quote(run_id, safe="")
-            tracker = Tracker(folder, run_id, config.name, config.wandb.project, config.wandb.mode, document)
-            self._trackers[run_id] = tracker
-        else:
-            since = max(0, (await read_head(self._services.store, run_id)).version - 1)
+        tracker, fresh = self._services.tracker(run_id, config, config.wandb)
+        since = 0 if fresh else max(0, (await read_head(self._services.store, run_id)).version - 1)
         for row in await train_steps(self._services.store, run_id, since=since):
             tracker.log(row.version, row.metrics | {"staleness": float(row.staleness)})
 
-    async def close(self) -> None:
-        """Let what is being computed end, and the trackers send what they have."""
-        async with self._busy:
-            for tracker in self._trackers.values():
-                await asyncio.to_thread(tracker.close, 5.0)
+
+def _no_more_steps(row: RunRow, found: Waiting | None) -> bool:
+    return found is not None and found.committed >= row.config.trainer.steps
 
 
-def _no_more_steps(row: RunRow, found: Waiting) -> bool:
-    trainer = row.config.trainer
-    return trainer.kind is TrainerKind.BUILTIN and found.committed >= trainer.steps
+def _waits_for(found: Waiting) -> str:
+    return f"{found.ready} of {found.wanted} groups with signal are there ({found.drawn} were drawn)"
 
 
 async def _between_steps(store: Store, run_id: str) -> list[str]:

@@ -12,12 +12,9 @@ import asyncio
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -29,40 +26,22 @@ from atropos.cli.temporal import connect, prepare
 from atropos.contracts.queues import WORKFLOWS
 from atropos.contracts.workflows import RUN_WORKFLOW
 
+from .processes import running
+
 ROLES = ("workflows", "model,tools,control", "trainer")
 AT_ONCE = 64
 
 
-@contextmanager
-def workers(stack: RunningStack, home: Path, model_s: float) -> Iterator[None]:
+def workers(stack: RunningStack, home: Path, model_s: float) -> AbstractContextManager[None]:
     """One process a role, as the dev stack has them, with a model that sleeps."""
     assert stack.temporal_address is not None
     assert stack.database_url is not None
-    started = []
-    try:
-        for number, roles in enumerate(ROLES):
-            ready = home / f"ready-{number}"
-            command = [
-                sys.executable, "-m", "atropos.benchmarks.sleeping_worker", "--roles", roles,
-                "--temporal", stack.temporal_address, "--database", stack.database_url.get_secret_value(),
-                "--model-s", str(model_s),
-            ]  # fmt: skip
-            environment = {**os.environ, "ATROPOS_READY_FILE": str(ready), "ATROPOS_LOG_LEVEL": "WARNING"}
-            started.append((subprocess.Popen(command, env={**environment, "ATROPOS_HOME": str(home)}), ready))
-        for process, ready in started:
-            while not ready.exists():
-                if process.poll() is not None:
-                    sys.exit(f"a worker ended with status {process.returncode}")
-                time.sleep(0.05)
-        yield
-    finally:
-        for process, _ in started:
-            process.terminate()
-        for process, _ in started:
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
+    given = (
+        "--temporal", stack.temporal_address, "--database", stack.database_url.get_secret_value(),
+        "--model-s", str(model_s),
+    )  # fmt: skip
+    commands = [("atropos.benchmarks.sleeping_worker", "--roles", roles, *given) for roles in ROLES]
+    return running(commands, home, ATROPOS_HOME=str(home))
 
 
 def document(policy: Path, engine: str, staleness: int, given: argparse.Namespace) -> dict[str, Any]:

@@ -14,12 +14,10 @@ import json
 import os
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -34,43 +32,26 @@ from atropos.environments.registry import load
 from atropos.inference.tiny_policy import train_tokenizer
 from temporalio.client import Client
 
+from .processes import running
+
 HERE = Path(__file__).parent
 GROUP, TURNS, AT_ONCE = 8, 6, 64
 STEADY_EPISODES, MODEL_S, TOOL_S = 512, 1.0, 0.1
 ROLES = ("workflows", "model,tools,control")
 
 
-@contextmanager
-def workers(stack: RunningStack, model: Path, variant: str, model_s: float = 0.0) -> Iterator[None]:
+def workers(stack: RunningStack, model: Path, variant: str, model_s: float = 0.0) -> AbstractContextManager[None]:
     """The product's two worker processes (or the bare baseline's), ready."""
     assert stack.temporal_address is not None
     assert stack.database_url is not None
-    started = []
-    try:
-        for number, roles in enumerate(("workflows", "model") if variant == "bare" else ROLES):
-            ready = model / f"ready-{number}"
-            ready.unlink(missing_ok=True)
-            command = [
-                sys.executable, "-m", "atropos.benchmarks.worker", "--variant", variant, "--roles", roles,
-                "--temporal", stack.temporal_address, "--database", stack.database_url.get_secret_value(),
-                "--model", str(model), "--model-s", str(model_s),
-            ]  # fmt: skip
-            environment = {**os.environ, "ATROPOS_READY_FILE": str(ready), "ATROPOS_LOG_LEVEL": "WARNING"}
-            started.append((subprocess.Popen(command, env=environment), ready))
-        for process, ready in started:
-            while not ready.exists():
-                if process.poll() is not None:
-                    sys.exit(f"a {variant} worker ended with status {process.returncode}")
-                time.sleep(0.05)
-        yield
-    finally:
-        for process, _ in started:
-            process.terminate()
-        for process, _ in started:
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
+    given = (
+        "--temporal", stack.temporal_address, "--database", stack.database_url.get_secret_value(),
+        "--model", str(model), "--model-s", str(model_s),
+    )  # fmt: skip
+    roles = ("workflows", "model") if variant == "bare" else ROLES
+    return running(
+        [("atropos.benchmarks.worker", "--variant", variant, "--roles", role, *given) for role in roles], model
+    )
 
 
 def document(name: str, model: Path, groups: int, tool_s: float) -> dict[str, Any]:

@@ -1,100 +1,116 @@
-"""`atropos demo`: everything embedded, a few hundred real episodes, and one line of JSON that says how it went.
+"""`atropos demo`: a small model learns to use a tool, with everything embedded; one line of JSON says how it went.
 
 Invariant: the demo uses its own Temporal, Postgres, engine and workers in `<home>/demo`, whatever the environment
-names, and stops them however it ends. What it reports is read from rows, and it fails where an episode is missing,
-unfinished or without tokens.
+names, and stops them however it ends; one demo at a time has that folder. What it reports is read from rows, and it
+fails where the model did not learn, where its control did, or where the rows contradict each other.
 """
 
 import asyncio
 import json
+import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from ..contracts.runfile import RunConfig, parse_run
+from ..contracts.runfile import RunConfig
 from ..contracts.states import RunState
 from ..settings import load_settings
 from . import access
+from .demo_run import EPISODES, STEPS, control_run, demo_run, demo_size
 from .errors import CommandError
+from .stack.files import StackHome, explain_os_errors, hold_lock
 from .stack.options import StackOptions
 from .stack.render import show_progress
 from .stack.running import AlreadyRunning, RunningStack, running_stack
+from .stack.state import read_state
 
 if TYPE_CHECKING:
     from temporalio.client import Client
 
     from ..db.store import Store
-    from .demo_report import Report
+    from .demo_report import RunReport
 
-_ENVIRONMENT: Final = "calculator"
-_GROUP: Final = 8
-_EVALUATED: Final = 64
-_AT_ONCE: Final = 64
-"""Requests in flight: what the engine batches on a few cores without starving the workers beside it."""
-_COMPLETION: Final = 48
-"""Tokens of one completion; a correct call of the tool has about 14."""
+_SEEDS: Final = 2**31
 
 
 def command(
-    episodes: Annotated[int, typer.Option(min=1, max=100_000, help="Training episodes, in groups of 8.")] = 512,
-    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of the policy and of the order of tasks.")] = 0,
+    steps: Annotated[
+        int | None, typer.Option(min=1, max=1000, help=f"Train steps; {STEPS} unless given. Fewer show less.")
+    ] = None,
+    episodes: Annotated[
+        int | None,
+        typer.Option(min=1, max=100_000, help=f"Training episodes, about; {EPISODES} unless given. Fewer show less."),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(min=0, max=_SEEDS - 1, help="Seed of policy, order of tasks and trainer; random unless given."),
+    ] = None,
     json_only: Annotated[bool, typer.Option("--json-only", help="Print nothing but the JSON line.")] = False,
 ) -> None:
     """Run the demo and print what came of it; the last line of output is one JSON object."""
+    from .demo_show import say_where, show_runs
+    from .demo_verdict import judge, last_line
     from .progress import tiny_policy
 
     began = time.monotonic()
     # Addresses of the environment are no business of the demo's, not even to be refused.
     settings = load_settings(database_url=None, engine_url=None, engine_api_key=None)
-    console = Console(stderr=True, quiet=json_only)
-    policy = tiny_policy(settings.home, seed)
-    console.print(Text("Starting Temporal, Postgres, an engine and workers …"))
+    console, size = Console(stderr=True, quiet=json_only), demo_size(steps, episodes)
+    chosen = secrets.randbelow(_SEEDS) if seed is None else seed
     home = settings.home / "demo"
-    try:
+    with _alone(home):
+        console.print(Text(f"Seed {chosen}; `atropos demo --seed {chosen}` begins the same way."))
+        policy = tiny_policy(settings.home, chosen)
+        console.print(Text("Starting Temporal, Postgres, an engine and workers …"))
         with running_stack(home, StackOptions(engine_model=policy), progress=show_progress(console)) as stack:
-            config = demo_run(policy, stack.engine_url or "", episodes, seed)
-            report = asyncio.run(_play(stack, config, console, None if json_only else Console()))
-    except AlreadyRunning:
-        raise CommandError(
-            f"A demo runs in {home} already; wait for its end, or stop it with `ATROPOS_HOME={home} atropos down`."
-        ) from None
+            engine = stack.engine_url or ""
+            configs = (demo_run(policy, engine, size, chosen), control_run(policy, engine, size, chosen))
+            page = None if json_only else Console()
+            run, control = asyncio.run(_play(stack, configs, console, page))
+    verdict = judge(run, control, size)
     if not json_only:
-        _say_where(home, report, Console())
-    typer.echo(json.dumps(report.line(time.monotonic() - began)))
-    if report.problems:
-        raise CommandError("; ".join(report.problems))
+        show_runs(run, control, verdict, Console())
+        say_where(home, run, Console())
+    typer.echo(json.dumps(last_line(run, control, verdict, chosen, time.monotonic() - began)))
+    if verdict.failures:
+        raise CommandError("; ".join(verdict.failures))
 
 
-def demo_run(policy: Path, engine: str, episodes: int, seed: int) -> RunConfig:
-    """The demo's run: whole groups, then an evaluation on tasks that no group was drawn from."""
-    size = min(_GROUP, episodes)
-    document: dict[str, Any] = {
-        "name": "demo",
-        "seed": seed,
-        "model": {"path": str(policy)},
-        "engines": [{"kind": "dev", "url": engine, "concurrency": _AT_ONCE}],
-        "environments": [{"id": _ENVIRONMENT, "group_size": size}],
-        "sampling": {"temperature": 1.0, "max_tokens": _COMPLETION},
-        "budget": {"groups": -(-episodes // size)},
-        "eval": {"at_end": True, "sets": [{"id": _ENVIRONMENT, "split": "eval", "tasks": _EVALUATED, "samples": 1}]},
-    }
-    return parse_run(document)
+@contextmanager
+def _alone(home: Path) -> Iterator[None]:
+    """Hold the demo's folder. Raises CommandError at once where another demo, or a stack, has it."""
+    refusal = CommandError(
+        f"A demo or a stack runs in {home} already; end it with Ctrl-C, or with `ATROPOS_HOME={home} atropos down`."
+    )
+    place = StackHome(home)
+    place.prepare()
+    with ExitStack() as until_the_end:
+        with explain_os_errors(place.root):
+            alone = until_the_end.enter_context(hold_lock(place, place.demo_lock))
+        state = read_state(place)
+        if not alone or (state is not None and state.supervised()):
+            raise refusal
+        try:
+            yield
+        except AlreadyRunning:
+            raise refusal from None
 
 
-async def _play(stack: RunningStack, config: RunConfig, console: Console, page: Console | None) -> "Report":
-    """Run it on this stack. Raises CommandError where the run failed."""
+async def _play(
+    stack: RunningStack, configs: tuple[RunConfig, RunConfig], console: Console, page: Console | None
+) -> "tuple[RunReport, RunReport]":
+    """The run and its control on this stack, one after the other. Raises CommandError where one failed."""
     from temporalio.client import Client
 
     from ..db.store import open_store
     from ..workflows.plugin import AtroposPlugin
-    from .demo_report import read_report
-    from .run_start import new_run_id, start_run
-    from .run_watch import follow
+    from .demo_show import show_sample
 
     if stack.temporal_address is None or stack.database_url is None:
         raise CommandError("The demo's stack has no Temporal or no Postgres; see its logs.")
@@ -103,20 +119,32 @@ async def _play(stack: RunningStack, config: RunConfig, console: Console, page: 
     store = await open_store(stack.database_url.get_secret_value(), pool_size=2)
     try:
         await _end_earlier(store, client)
-        started = await start_run(client, config, new_run_id(config.name, None))
-        console.print(Text(f"{started.run_id} has begun{f': {started.note}' if started.note else '.'}"))
-        if stack.temporal_ui is not None:
-            link = access.workflow_page(stack.temporal_ui, started.run_id)
-            console.print(Text(f"Watch it while it runs: {link}"), soft_wrap=True)
-        state = await follow(store, client, started.run_id, console)
-        if state is not RunState.COMPLETED:
-            raise CommandError(f"{started.run_id} ended as {state}; see the logs in {stack.home.logs}.")
-        report = await read_report(store, started.run_id, config)
+        run = await _one(stack, store, client, configs[0], console)
+        console.print(Text("The control: the same with learning rate 0."))
+        control = await _one(stack, store, client, configs[1], console)
         if page is not None:
-            await _show_sample(store, report, page)
-        return report
+            await show_sample(store, run, page)
+        return run, control
     finally:
         await store.close()
+
+
+async def _one(
+    stack: RunningStack, store: "Store", client: "Client", config: RunConfig, console: Console
+) -> "RunReport":
+    from .demo_report import read_report
+    from .run_start import new_run_id, start_run
+    from .run_watch import follow
+
+    started = await start_run(client, config, new_run_id(config.name, None))
+    console.print(Text(f"{started.run_id} has begun{f': {started.note}' if started.note else '.'}"))
+    if stack.temporal_ui is not None:
+        link = access.workflow_page(stack.temporal_ui, started.run_id)
+        console.print(Text(f"Watch it while it runs: {link}"), soft_wrap=True)
+    state = await follow(store, client, started.run_id, console)
+    if state is not RunState.COMPLETED:
+        raise CommandError(f"{started.run_id} ended as {state}; see the logs in {stack.home.logs}.")
+    return await read_report(store, started.run_id, config)
 
 
 async def _end_earlier(store: "Store", client: "Client") -> None:
@@ -127,29 +155,3 @@ async def _end_earlier(store: "Store", client: "Client") -> None:
     for row in await list_runs(store):
         if row.state not in ENDED:
             await cancel(store, client, row, "another demo was started")
-
-
-async def _show_sample(store: "Store", report: "Report", page: Console) -> None:
-    """One conversation in full, a successful one where there is one."""
-    from ..db.runs import get_run
-    from .episode import load_shown
-    from .episode_show import render_episode
-
-    row = await get_run(store, report.run)
-    if row is None or report.sample is None:
-        return
-    page.print()
-    render_episode(await load_shown(store, row, report.sample), None, page)
-
-
-def _say_where(home: Path, report: "Report", page: Console) -> None:
-    """What was stopped, and how to look at it again."""
-    prefix = f"ATROPOS_HOME={home} atropos"
-    say: Callable[[str], None] = lambda text: page.print(Text(text), soft_wrap=True)  # noqa: E731
-    say("")
-    say("All parts of the demo are stopped; what happened is kept. To look at it again:")
-    say(f"  {prefix} up --no-engine        Temporal's pages and the database, as they were")
-    say(f"  {prefix} run show {report.run}")
-    if report.sample is not None:
-        say(f"  {prefix} episode show {report.sample.workflow_id} --tokens")
-    say("A stack of your own: `atropos up`, then `atropos run start -f examples/run.yaml --engine URL`.")

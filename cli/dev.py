@@ -15,6 +15,7 @@ from ..settings import load_settings
 from .errors import CommandError
 from .stack import commands
 from .stack.addresses import resolve_addresses
+from .stack.apps import check_model
 from .stack.files import explain_os_errors
 from .stack.options import StackOptions
 from .stack.render import render_down, render_status, render_up, show_progress
@@ -47,17 +48,21 @@ def up(
     )
     if model is not None and not engine:
         raise CommandError("--model names what the engine serves and --no-engine starts none; leave one of them out.")
-    if model is not None and not model.is_dir():
-        raise CommandError(f"There is no model in {model}; name a folder made by training, or leave --model out.")
+    if model is not None:
+        check_model(model)
     addresses = resolve_addresses(settings)
     if engine and model is None and addresses.engine.value is None:
         from .progress import tiny_policy
 
         options = options.model_copy(update={"engine_model": tiny_policy(settings.home, seed)})
-    if options.engine_model is not None:
+    options = commands.only_missing(options, addresses)
+    try:
+        result = commands.up(settings.home, options, progress=show_progress(Console(stderr=True)))
+    except KeyboardInterrupt:
+        typer.echo("Interrupted: what was started is stopped again.", err=True)
+        raise
+    if options.engine_model is not None and not result.already_running:
         link_model(settings.home, options.engine_model)
-    console = Console(stderr=True)
-    result = commands.up(settings.home, commands.only_missing(options, addresses), progress=show_progress(console))
     render_up(result, Console())
 
 

@@ -7,9 +7,14 @@ installing. Each problem is one sentence on standard error and an exit code of 1
 import asyncio
 import json
 import random
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -27,7 +32,7 @@ from ..environments.play import Policy, play
 from ..environments.pool import ProcessPool
 from ..environments.registry import available, find_class, load
 from ..environments.spec import describe_environment
-from ..environments.splits import check_disjoint
+from ..environments.splits import check_disjoint, require_size
 from .env_policies import EchoPolicy, EnginePolicy, HumanPolicy, PolicyError, ScriptedPolicy, at_terminal
 from .env_show import Printer, content_of, spec_table
 from .text import printable
@@ -115,7 +120,7 @@ def choose_policy(env: LoadedEnvironment, task: Task[Any], wanted: PolicyName | 
     if wanted is PolicyName.ECHO:
         return EchoPolicy(), "an echo"
     if wanted is PolicyName.HUMAN:
-        return HumanPolicy(), "you (/TOOL {json} calls a tool)"
+        return HumanPolicy(), "you (/TOOL {json} calls a tool, Ctrl-D ends)"
     if not env.spec.has_demonstrations:
         raise PolicyError(f"{env.name} has no `demonstrate` to play from: give --engine URL, --policy human or echo")
     return ScriptedPolicy(env.demonstrate(task, random.Random(seed))), "its own demonstration"
@@ -139,13 +144,14 @@ async def env_check(
 ) -> None:
     """Load an environment, show what it is, and prove what a run relies on. Raises EnvironmentProblem.
 
-    Checked: three tasks give the same prompt and state twice, their data survives storage, and the first `n` tasks of
-    each split share none by hash.
+    Checked: there is something to train on, three tasks give the same prompt and state twice, their data survives
+    storage, and the first `n` tasks of each split share none by hash.
     """
     console = console or Console()
     env = load(ref, args)
     console.print(Text(f"{env.name} version {env.version}", style="bold"), Text(printable(env.spec.description)))
     console.print(spec_table(env.spec))
+    await require_size(env, "train", 1)
     size = await env.size("train")
     for index in range(3 if size is None else min(3, size)):
         task = await env.make_task("train", index)
@@ -274,11 +280,34 @@ def _run(work: Any) -> None:
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
     try:
-        asyncio.run(work)
+        with _ctrl_c_at_once():
+            asyncio.run(work)
     except (EnvironmentProblem, JudgeUnavailable, PolicyError) as problem:
         _fail(str(problem))
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
+
+
+@contextmanager
+def _ctrl_c_at_once() -> Iterator[None]:
+    """Let Ctrl-C end what runs in the loop, too: a person who is asked, a tool or step that never returns.
+
+    A loop of its own would only cancel its main task, and that is noticed at the next `await`.
+    """
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _fail(sentence: str) -> NoReturn:

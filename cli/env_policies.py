@@ -41,20 +41,29 @@ class EchoPolicy:
 
 
 class HumanPolicy:
-    """Asks a person. `/NAME {…}` calls the tool NAME with JSON arguments; everything else is said as it is."""
+    """Asks a person. `/NAME {…}` calls the tool NAME with JSON arguments; everything else is said as it is.
+
+    An empty line says nothing and is asked again: a key pressed too often must not end an episode.
+    """
 
     def __init__(self, read: Callable[[str], str] = input) -> None:
         self._read = read
 
     async def __call__(self, messages: Sequence[Message], tools: Sequence[ToolSpec], ctx: Context) -> Reply:
-        try:
-            line = self._read("you> ").strip()
-        except EOFError:
-            raise PolicyError("the input ended before the episode did") from None
+        line = self._line()
         if not line.startswith("/"):
             return Reply(assistant(line))
         name, _, arguments = line[1:].partition(" ")
         return Reply(assistant("", (read_call(f"call_{ctx.turn}_0", name, arguments or "{}"),)))
+
+    def _line(self) -> str:
+        prompt = "you> "
+        try:
+            while not (line := self._read(prompt).strip()):
+                prompt = "(nothing said; Ctrl-D ends the episode) you> "
+        except EOFError:
+            raise PolicyError("the input ended before the episode did") from None
+        return line
 
 
 class EnginePolicy:

@@ -69,7 +69,9 @@ def ensure_policy(
                     _make(recipe, folder, progress)
         except OSError as error:
             reason = error.strerror or str(error)
-            raise PolicyError(f"the tiny policy cannot be written to {folder.parent}: {reason}") from error
+            raise PolicyError(
+                f"the tiny policy cannot be written to {folder.parent} ({reason}); set ATROPOS_HOME elsewhere"
+            ) from error
     return folder
 
 

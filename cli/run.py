@@ -81,12 +81,13 @@ def start(
     config = config_from(file, changes, engines)
     run_id = new_run_id(config.name, name)
     settings = load_settings()
+    handed_over: list[str] = []
 
     async def go() -> RunState | None:
         client = await access.temporal_client(settings)
         if resolve_addresses(settings).database.value is not None:
             await _refuse_taken(settings, run_id)
-        started = await start_run(client, config, run_id)
+        started = await start_run(client, config, run_id, lambda: handed_over.append(run_id))
         typer.echo(started.run_id)
         _say(f"Started. {started.note}" if started.note else "Started.")
         _say(f"  atropos run why {run_id}\n  atropos run show {run_id}")
@@ -95,7 +96,13 @@ def start(
             _say(f"  {link}")
         return await watch_run(settings, client, run_id) if wait else None
 
-    ended = asyncio.run(go())
+    try:
+        ended = asyncio.run(go())
+    except KeyboardInterrupt:
+        if handed_over:
+            _say(f"{run_id} goes on without this terminal.")
+            _say(f"  atropos run show {run_id}     how far it is\n  atropos run cancel {run_id}   ends it")
+        raise
     if ended is not None and ended is not RunState.COMPLETED:
         raise CommandError(f"{run_id} ended as {ended}; `atropos run show {run_id}` says more.")
 
@@ -162,6 +169,7 @@ def list_(
 @app.command()
 def show(run: _Run, as_json: _Json = False) -> None:
     """Show a run at a glance."""
+    from ..db.batches import training_progress
     from ..db.evaluations import list_evaluations
     from ..db.summary import run_summary
     from .run_show import render_run, run_facts
@@ -171,13 +179,15 @@ def show(run: _Run, as_json: _Json = False) -> None:
     async def read() -> Any:
         async with access.opened_store(settings) as store:
             row = await access.find_run(store, run)
-            return row, await run_summary(store, row.run_id), await list_evaluations(store, row.run_id)
+            run_id = row.run_id
+            evaluations = await list_evaluations(store, run_id)
+            return row, await run_summary(store, run_id), evaluations, await training_progress(store, run_id)
 
-    row, summary, evaluations = asyncio.run(read())
+    row, summary, evaluations, training = asyncio.run(read())
     if as_json:
-        _print_json(run_facts(row, summary, evaluations))
+        _print_json(run_facts(row, summary, evaluations, training))
     else:
-        render_run(row, summary, evaluations, access.ui_link(settings, row.run_id), Console())
+        render_run(row, summary, evaluations, training, access.ui_link(settings, row.run_id), Console())
 
 
 @app.command()

@@ -68,6 +68,7 @@ async def _checked(config: RunConfig, chosen: EnvironmentConfig, base: Path) -> 
     environment = load(chosen.id, dict(chosen.args), base)
     environment.check_judges(config.judges)
     await check_disjoint(environment)
+    await require_size(environment, "train", 1)
     for wanted in config.eval.sets:
         if config.environment(wanted.id) is chosen:
             await require_size(environment, wanted.split, wanted.tasks)

@@ -12,6 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ..contracts.states import EpisodeState, RunState
+from ..contracts.training import TrainerKind
+from ..db.batches import Progress
 from ..db.evaluations import EvaluationRow
 from ..db.runs import RunRow
 from ..db.summary import EpisodeTotals, RunSummary
@@ -65,7 +67,12 @@ def list_facts(rows: Sequence[RunRow]) -> list[dict[str, Any]]:
 
 
 def render_run(
-    row: RunRow, summary: RunSummary, evaluations: Sequence[EvaluationRow], link: str | None, console: Console
+    row: RunRow,
+    summary: RunSummary,
+    evaluations: Sequence[EvaluationRow],
+    training: Progress,
+    link: str | None,
+    console: Console,
 ) -> None:
     """One run at a glance."""
     console.print(Text.assemble((summary.run_id, "bold"), "  ", (summary.state, _COLOURS[summary.state])))
@@ -74,6 +81,8 @@ def render_run(
             _line(console, label, one_line(text))
     for label, text in _lines(row, summary):
         _line(console, label, text)
+    if row.config.trains:
+        _line(console, "training", _training(row, training))
     for evaluation in evaluations:
         _line(console, "evaluation", one_line(_evaluation(evaluation)))
     if link is not None:
@@ -112,6 +121,19 @@ def _episodes(totals: EpisodeTotals) -> str:
     return "; ".join(parts)
 
 
+def _training(row: RunRow, training: Progress) -> str:
+    of = f" of {row.config.trainer.steps}" if row.config.trainer.kind is TrainerKind.BUILTIN else ""
+    held = "none yet" if training.published < 0 else f"version {training.published}"
+    text = f"{training.committed}{of} steps, engines hold {held}"
+    if training.last is not None:
+        shown = {"reward": "reward_mean", "loss": "loss", "gradient": "grad_norm"}
+        found = [
+            f"{name} {training.last.metrics[key]:.4g}" for name, key in shown.items() if key in training.last.metrics
+        ]
+        text += f"; step {training.last.step}: {', '.join(found)}, staleness {training.last.staleness}"
+    return text
+
+
 def _evaluation(row: EvaluationRow) -> str:
     outcome = row.outcome
     text = f"{row.name} ({row.tasks} tasks, samples of each: {row.samples}): {row.state}"
@@ -121,8 +143,16 @@ def _evaluation(row: EvaluationRow) -> str:
     return text
 
 
-def run_facts(row: RunRow, summary: RunSummary, evaluations: Sequence[EvaluationRow]) -> dict[str, Any]:
-    """A run at a glance for programs."""
+def run_facts(
+    row: RunRow, summary: RunSummary, evaluations: Sequence[EvaluationRow], training: Progress
+) -> dict[str, Any]:
+    """A run at a glance for programs. `training` is absent where the run has no trainer."""
+    last = training.last
+    trained = {
+        "steps": training.committed,
+        "published_version": None if training.published < 0 else training.published,
+        "last_step": None if last is None else {"step": last.step, "staleness": last.staleness, **last.metrics},
+    }
     return {
         **list_facts([row])[0],
         "concurrency": summary.concurrency,
@@ -157,6 +187,7 @@ def run_facts(row: RunRow, summary: RunSummary, evaluations: Sequence[Evaluation
             }
             for one in evaluations
         ],
+        **({"training": trained} if row.config.trains else {}),
         "config": row.config.model_dump(mode="json"),
     }
 

@@ -7,6 +7,7 @@ handed over as raw JSON, so that starting here and starting by `temporal workflo
 import asyncio
 import re
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -57,9 +58,12 @@ def document_of(config: RunConfig) -> dict[str, Any]:
     return config.model_dump(mode="json", exclude_unset=True)
 
 
-async def start_run(client: "Client", config: RunConfig, run_id: str) -> Started:
+async def start_run(
+    client: "Client", config: RunConfig, run_id: str, handed_over: Callable[[], None] | None = None
+) -> Started:
     """Start the run's workflow and wait until it is registered, or for a quarter of a minute.
 
+    `handed_over` is called once Temporal has it: from then on it goes on without us.
     Raises CommandError where the id is taken or the run is refused.
     """
     from temporalio.common import WorkflowIDReusePolicy
@@ -76,6 +80,8 @@ async def start_run(client: "Client", config: RunConfig, run_id: str) -> Started
         )
     except WorkflowAlreadyStartedError:
         raise id_taken(run_id) from None
+    if handed_over is not None:
+        handed_over()
     return Started(run_id, await _begins(client, handle))
 
 

@@ -14,6 +14,7 @@ from ..contracts.queues import QUEUE_OF
 from ..contracts.states import EngineState, RunState
 from ..contracts.workflows import RUN_WORKFLOW, RunProgress
 from .errors import CommandError
+from .run_retries import retried
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -51,8 +52,11 @@ async def why(row: "RunRow", client: "Client | None") -> list[str]:
     idle = await no_worker(client)
     if idle is not None:
         return [*told, idle]
-    if told:
+    if row.state is RunState.RUNNING and told:
         return told
+    tried = await retried(client, row.run_id)
+    if told:
+        return [*told, *tried]
     progress = await query(client.get_workflow_handle(row.run_id), "progress", RunProgress)
     rollout = await query(client.get_workflow_handle(rollout_workflow_id(row.run_id)), "why", str)
     if progress is None:
@@ -60,12 +64,12 @@ async def why(row: "RunRow", client: "Client | None") -> list[str]:
             f"Its workflow has not answered within {_ANSWERS_S:.0f} s: its workers are gone, busy or stuck; "
             "see their logs, or start one with `atropos-worker`."
         ]
-    told.append(f"It does not wait; it is at: {progress.phase}.")
+    told += [*tried, f"It is at: {progress.phase}." if tried else f"It does not wait; it is at: {progress.phase}."]
     if rollout is not None and progress.phase in ("rollouts", "training"):
         told.append(f"Rollouts: {rollout}.")
-    if progress.phase == "training":
+    if row.config.trains:
         trainer = await query(client.get_workflow_handle(trainer_workflow_id(row.run_id)), "why", str)
-        told += [] if trainer is None else [f"Training: {trainer}."]
+        told += [f"Trainer: {trainer}."] if trainer is not None else []
     return told
 
 
@@ -113,7 +117,8 @@ async def workflow_trouble(client: "Client", run_id: str) -> str | None:
         return f"Temporal does not answer: {error.message}."
     if found.status is not WorkflowExecutionStatus.RUNNING:
         status = found.status.name.lower() if found.status is not None else "unknown"
-        return f"Its workflow is {status}; a worker that starts takes the run up again."
+        status = status.replace("_", " ")
+        return f"Its workflow is {status}; a worker that starts ends the run, as `atropos run cancel` does now."
     task = found.raw_description.pending_workflow_task
     if task.attempt > 1:
         return f"Its workflow code fails (try {task.attempt}); see the log of a worker, and deploy a build that works."

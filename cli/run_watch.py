@@ -5,8 +5,10 @@ run has ended is Temporal's word, since a row may have ended before its workflow
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from rich.console import Console
@@ -16,6 +18,7 @@ from rich.text import Text
 
 from ..contracts.runfile import RunConfig
 from ..contracts.states import EpisodeState, RunState
+from ..contracts.training import TrainerKind
 from ..settings import Settings
 from .access import opened_store
 from .run_show import episodes_in, wall_seconds
@@ -26,11 +29,22 @@ from .text import one_line
 if TYPE_CHECKING:
     from temporalio.client import Client
 
+    from ..db.batches import StepRow
     from ..db.store import Store
     from ..db.summary import RunSummary
 
 _LIVE_S: Final = 1.0
 _PLAIN_S: Final = 5.0
+_MEASURED: Final = (("reward", "reward_mean"), ("loss", "loss"))
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A run at one moment."""
+
+    summary: "RunSummary"
+    step: "StepRow | None"
+    """The newest train step; None: there is none."""
 
 
 class Display(Protocol):
@@ -38,7 +52,7 @@ class Display(Protocol):
 
     every_s: float
 
-    def show(self, summary: "RunSummary") -> None: ...
+    def show(self, seen: Seen) -> None: ...
     def away(self, reason: str) -> None: ...
 
 
@@ -62,11 +76,12 @@ async def follow(store: "Store", client: "Client", run_id: str, console: Console
             with suppress(StoreUnreachable):  # it restarts, and so do we
                 row = await get_run(store, run_id)
             await asyncio.wait([ended], timeout=0.0 if row is not None else 0.2)
-        with _display(console, expected_episodes(row.config) if row is not None else None) as display:
+        with _display(console, row.config if row is not None else None) as display:
+            watch = _Watch(store, run_id, display)
             while not ended.done():
-                await _tell(store, run_id, display)
+                await watch.tell()
                 await asyncio.wait([ended], timeout=display.every_s)
-            await _tell(store, run_id, display)
+            await watch.tell()
         return await ended
     finally:
         ended.cancel()
@@ -82,20 +97,32 @@ def expected_episodes(config: RunConfig) -> int | None:
     return config.budget.groups * sizes.pop() + sum(chosen.tasks * chosen.samples for chosen in sets)
 
 
-async def _tell(store: "Store", run_id: str, display: Display) -> None:
-    from ..db.errors import StoreError
-    from ..db.summary import run_summary
+class _Watch:
+    """Reads the rows, each train step once."""
 
-    try:
-        display.show(await run_summary(store, run_id))
-    except StoreError as error:
-        display.away(str(error))
+    def __init__(self, store: "Store", run_id: str, display: Display) -> None:
+        self._store, self._run_id, self._display = store, run_id, display
+        self._step: StepRow | None = None
+
+    async def tell(self) -> None:
+        from ..db.batches import train_steps
+        from ..db.errors import StoreError
+        from ..db.summary import run_summary
+
+        try:
+            since = 0 if self._step is None else self._step.version
+            steps = await train_steps(self._store, self._run_id, since)
+            self._step = steps[-1] if steps else self._step
+            self._display.show(Seen(await run_summary(self._store, self._run_id), self._step))
+        except StoreError as error:
+            self._display.away(str(error))
 
 
 @contextmanager
-def _display(console: Console, total: int | None) -> Iterator[Display]:
+def _display(console: Console, config: RunConfig | None) -> Iterator[Display]:
+    what = Extent.of(config)
     if not console.is_terminal:
-        yield _Lines(console, total)
+        yield _Lines(console, what)
         return
     columns = (
         TextColumn("{task.description}"),
@@ -104,19 +131,40 @@ def _display(console: Console, total: int | None) -> Iterator[Display]:
         TextColumn("{task.fields[facts]}", table_column=Column(no_wrap=False)),
     )
     with Progress(*columns, console=console) as bar:
-        yield _Live(bar, total)
+        yield _Live(bar, what)
+
+
+@dataclass(frozen=True)
+class Extent:
+    """What progress is counted in, `steps` or `episodes`, and how many there will be; None where that is open."""
+
+    unit: str
+    total: int | None
+
+    @classmethod
+    def of(cls, config: RunConfig | None) -> "Extent":
+        if config is None:
+            return cls("episodes", None)
+        if config.trainer.kind is TrainerKind.BUILTIN:
+            return cls("steps", config.trainer.steps)
+        return cls("episodes", expected_episodes(config))
+
+    def done(self, seen: Seen) -> int:
+        if self.unit == "episodes":
+            return _ended(seen.summary)
+        return 0 if seen.step is None else seen.step.version
 
 
 class _Live:
     every_s = _LIVE_S
 
-    def __init__(self, bar: Progress, total: int | None) -> None:
-        self._bar = bar
-        self._row = bar.add_task("episodes", total=total, facts="")
+    def __init__(self, bar: Progress, what: Extent) -> None:
+        self._bar, self._what, self._rate = bar, what, Rate()
+        self._row = bar.add_task(what.unit, total=what.total, facts="")
 
-    def show(self, summary: "RunSummary") -> None:
-        ended = episodes_in(summary, EpisodeState.DONE, EpisodeState.FAILED)
-        self._bar.update(self._row, completed=ended, facts=Text(_facts(summary)).markup)
+    def show(self, seen: Seen) -> None:
+        facts = Text(_facts(seen, self._rate)).markup
+        self._bar.update(self._row, completed=self._what.done(seen), facts=facts)
 
     def away(self, reason: str) -> None:
         self._bar.update(self._row, facts=Text(one_line(reason)).markup)
@@ -125,15 +173,15 @@ class _Live:
 class _Lines:
     every_s = _PLAIN_S
 
-    def __init__(self, console: Console, total: int | None) -> None:
-        self._console = console
-        self._total = total
+    def __init__(self, console: Console, what: Extent) -> None:
+        self._console, self._what, self._rate = console, what, Rate()
         self._last = ""
 
-    def show(self, summary: "RunSummary") -> None:
-        ended = episodes_in(summary, EpisodeState.DONE, EpisodeState.FAILED)
-        of = "" if self._total is None else f" of {self._total}"
-        self._print(f"{ended}{of} episodes, {_facts(summary)}")
+    def show(self, seen: Seen) -> None:
+        done, total = self._what.done(seen), self._what.total
+        of = "" if total is None else f" of {total}"
+        name = f"step {done}{of}" if self._what.unit == "steps" else f"{done}{of} episodes"
+        self._print(f"{name}, {_facts(seen, self._rate)}")
 
     def away(self, reason: str) -> None:
         self._print(one_line(reason))
@@ -144,15 +192,42 @@ class _Lines:
         self._last = line
 
 
-def _facts(summary: "RunSummary") -> str:
-    seconds = wall_seconds(summary)
-    running = episodes_in(summary, EpisodeState.RUNNING)
-    parts = [f"{running} in flight", f"{summary.turns / seconds if seconds > 0 else 0:.1f} turns/s"]
+class Rate:
+    """Things a second over the last while, from how many there were when."""
+
+    def __init__(self, over_s: float = 30.0) -> None:
+        self._over_s = over_s
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def at(self, moment: float, count: int) -> float:
+        """The rate at `moment`, when there were `count`."""
+        self._seen.append((moment, count))
+        while len(self._seen) > 2 and self._seen[1][0] <= moment - self._over_s:
+            self._seen.popleft()
+        since, before = self._seen[0]
+        return (count - before) / (moment - since) if moment > since else 0.0
+
+
+def _facts(seen: Seen, rate: Rate) -> str:
+    summary = seen.summary
+    running = f"{episodes_in(summary, EpisodeState.RUNNING)} in flight"
+    parts = [running] if seen.step is None else _trained(seen.step)
+    parts.append(f"{rate.at(wall_seconds(summary), _ended(summary)):.1f} episodes/s")
     for kind, totals in summary.episodes.items():
-        if totals.mean_reward is not None:
+        if totals.mean_reward is not None and not (kind == "train" and seen.step is not None):
             parts.append(f"{'reward' if kind == 'train' else 'evaluation'} {totals.mean_reward:.3f}")
     if summary.state is not RunState.RUNNING:
         parts.append(summary.state)
     elif summary.waiting_for is not None:
         parts.append(f"waits: {summary.waiting_for}")
     return one_line(", ".join(parts))
+
+
+def _trained(step: "StepRow") -> list[str]:
+    """The newest step: what the episodes closed since the one before it earned, and what it measured."""
+    parts = [f"{name} {step.metrics[key]:.3f}" for name, key in _MEASURED if key in step.metrics]
+    return [*parts, f"staleness {step.staleness}"]
+
+
+def _ended(summary: "RunSummary") -> int:
+    return episodes_in(summary, EpisodeState.DONE, EpisodeState.FAILED)

@@ -287,6 +287,29 @@ async def train_steps(store: Store, run_id: str, since: int = 0) -> list[StepRow
         return [StepRow(*row) for row in await cursor.fetchall()]
 
 
+@dataclass(frozen=True)
+class Progress:
+    """How far a run's training is. `published` -1: no version has reached every engine yet."""
+
+    committed: int
+    published: int
+    last: StepRow | None
+
+
+async def training_progress(store: Store, run_id: str) -> Progress:
+    """Steps committed, the newest of them, and the newest version that the engines hold."""
+    async with store.direct() as connection:
+        committed, published = await _one(
+            connection,
+            "SELECT (SELECT count(*) FROM train_steps WHERE run_id = %(run)s),"
+            " (SELECT coalesce(max(version), -1) FROM policy_versions WHERE run_id = %(run)s"
+            " AND published_at IS NOT NULL)",
+            {"run": run_id},
+        )
+    newest = await train_steps(store, run_id, since=max(0, committed - 1))
+    return Progress(committed, published, newest[-1] if newest else None)
+
+
 async def read_head(store: Store, run_id: str) -> Head:
     """The newest version. Raises Unknown where the run has none that could be loaded."""
     async with store.direct() as connection:

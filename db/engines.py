@@ -14,10 +14,10 @@ from sqlalchemy.dialects.postgresql import insert as upsert
 
 from ..contracts.records import EngineRecord
 from ..contracts.runfile import EngineConfig
-from ..contracts.states import EngineState, IllegalTransition, sources
+from ..contracts.states import EngineState, IllegalTransition, RunState, sources
 from .encoding import clean, clean_or_none
 from .errors import Unknown
-from .models import Engine, PolicyVersion
+from .models import Engine, PolicyVersion, Run
 from .store import Store
 
 
@@ -65,6 +65,19 @@ async def engines_of(store: Store, run_id: str) -> list[EngineRecord]:
             )
             for row in rows
         ]
+
+
+async def engines_in_use(store: Store) -> list[tuple[str, str]]:
+    """URLs of the engines that live runs name, each with the newest such run's id."""
+    live = (
+        select(Engine.url, Engine.run_id)
+        .join(Run, Run.run_id == Engine.run_id)
+        .where(Run.state.in_((RunState.RUNNING, RunState.PAUSED)), Engine.state != EngineState.REMOVED)
+        .order_by(Run.created_at)
+    )
+    async with store.begin() as connection:
+        newest = {row.url.rstrip("/"): row.run_id for row in await connection.execute(live)}
+    return sorted(newest.items())
 
 
 async def set_engine_state(

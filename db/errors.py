@@ -1,5 +1,11 @@
 """What can go wrong in the store, as a tree; every message is one sentence for people, without secrets."""
 
+import re
+from typing import Final
+
+_AROUND: Final = re.compile(r"^(?:connection failed: )?(?:connection to server .*? failed: )?(?:FATAL: +)?")
+"""What libpq and psycopg put before the reason; the address is in our own sentence."""
+
 
 class StoreError(Exception):
     """Base of everything the store raises on purpose."""
@@ -31,6 +37,13 @@ class Unknown(StoreError):
 
 class Refused(StoreError):
     """A change that contradicts what is stored; nothing of it was written."""
+
+
+def gist(error: BaseException) -> str:
+    """What a driver's error comes down to: the last reason it gives, without the address and the advice around it."""
+    lines = [line.strip() for line in str(error).splitlines() if "is the server running" not in line.lower()]
+    last = next((line for line in reversed(lines) if line), type(error).__name__)
+    return _AROUND.sub("", last).strip().rstrip(".") or type(error).__name__
 
 
 class WrongWeights(StoreError):

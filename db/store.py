@@ -22,7 +22,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.util import greenlet_spawn
 
-from .errors import Refused, StoreError, StoreUnreachable
+from .errors import Refused, StoreError, StoreUnreachable, gist
 
 MAX_POOL: Final = 8
 """A dozen processes then stay below Postgres' default of 100 connections."""
@@ -140,11 +140,12 @@ def masked(url: URL) -> str:
 
 def unreachable(url: URL, error: BaseException) -> StoreUnreachable:
     """One sentence about a connection that cannot be had, without the password."""
-    lines = [line.strip() for line in str(error).splitlines() if "is the server running" not in line.lower()]
-    detail = next((line for line in reversed(lines) if line), type(error).__name__).rstrip(".")
+    detail = gist(error)
     if url.password:
         detail = detail.replace(url.password, "***")
-    return StoreUnreachable(f"Postgres at {masked(url)} cannot be reached: {detail}.")
+    return StoreUnreachable(
+        f"Postgres at {masked(url)} cannot be reached ({detail}); start it, or set DATABASE_URL to one that runs."
+    )
 
 
 def _is_idle(connection: Direct) -> bool:

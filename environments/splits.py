@@ -50,4 +50,6 @@ async def require_size(env: LoadedEnvironment, split: str, needed: int) -> None:
     """Raise EnvironmentProblem unless a split has `needed` tasks."""
     size = await env.size(split)
     if size is not None and size < needed:
-        raise EnvironmentProblem(f"{env.name} has {size} tasks in {split}; {needed} are asked for")
+        has = f"{size} tasks" if size > 1 else "1 task" if size else "no tasks"
+        asked = f"{needed} are asked for" if needed > 1 else "a run needs one at least"
+        raise EnvironmentProblem(f"{env.name} has {has} in {split}; {asked}")

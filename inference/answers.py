@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from ..contracts.reasons import FinishReason
 from .engines import Completion, LabelSpan, SampleRequest
-from .errors import EngineFailure, failure_from_status, malformed, unavailable
+from .errors import EngineFailure, failure_from_status, malformed, quoted, unavailable
 
 _INVENTED_LOGPROB: Final = -9998.0
 """vLLM writes -9999 where it has no logprob."""
@@ -246,7 +246,10 @@ class Growing:
 
 
 async def events(who: str, chunks: AsyncIterable[bytes]) -> AsyncIterator[dict[str, Any]]:
-    """The JSON objects of a stream of server-sent events, up to `[DONE]` or its end. Half a line is no event."""
+    """The JSON objects of a stream of server-sent events, up to `[DONE]` or its end. Half a line is no event.
+
+    Raises EngineFailure (malformed) where what came is no such stream at all.
+    """
     rest = b""
     async for chunk in chunks:
         *lines, rest = (rest + chunk).split(b"\n")
@@ -257,16 +260,23 @@ async def events(who: str, chunks: AsyncIterable[bytes]) -> AsyncIterator[dict[s
                     return
                 yield _event(who, value)
             elif name not in _FIELDS:
-                raise malformed(f"{who} sent something that is no event where it should stream")
+                raise _no_event(who, line)
+    name, colon, _ = rest.strip().partition(b":")
+    if not any(field == name if colon else field.startswith(name) for field in (b"data", *_FIELDS)):
+        raise _no_event(who, rest)
+
+
+def _no_event(who: str, line: bytes) -> EngineFailure:
+    return malformed(f"{who} sent something that is no event where it should stream: {quoted(line)}")
 
 
 def _event(who: str, data: bytes) -> dict[str, Any]:
     try:
         event = json.loads(data)
     except (ValueError, RecursionError):
-        raise malformed(f"{who} sent an event that is not JSON") from None
+        raise malformed(f"{who} sent an event that is not JSON: {quoted(data)}") from None
     if not isinstance(event, dict):
-        raise malformed(f"{who} sent an event that is no JSON object")
+        raise malformed(f"{who} sent an event that is no JSON object: {quoted(data)}")
     return event
 
 

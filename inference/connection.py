@@ -22,7 +22,7 @@ import httpx
 
 from .answers import events
 from .engines import EngineAddress, WeightInfo
-from .errors import failure_from_status, failure_from_transport, malformed, unavailable
+from .errors import failure_from_status, failure_from_transport, malformed, quoted, unavailable
 
 UNREPORTED: Final = "unreported"
 """Incarnation of a server that says nothing from which one could be told."""
@@ -126,9 +126,11 @@ class Connection:
         try:
             answer = json.loads(response.content)
         except (ValueError, RecursionError):
-            raise malformed(f"{self.who} answered {path} with something that is not JSON") from None
+            raise malformed(
+                f"{self.who} answered {path} with something that is not JSON: {quoted(response.content)}"
+            ) from None
         if not isinstance(answer, dict):
-            raise malformed(f"{self.who} answered {path} with JSON that is no object")
+            raise malformed(f"{self.who} answered {path} with JSON that is no object: {quoted(response.content)}")
         return answer
 
     async def within(self, limit_s: float, path: str, body: dict[str, Any] | None = None) -> httpx.Response:

@@ -75,9 +75,14 @@ def failure_from_status(who: str, status: int, headers: Mapping[str, str], body:
     verdict = headers.get("x-should-retry", "").strip().lower()
     if verdict in ("true", "false"):
         retryable = verdict == "true"
-    said = " ".join(body[: 4 * _QUOTED].decode("utf-8", "replace").split())[:_QUOTED]
+    said = quoted(body)
     message = f"{who} answered {status}" + (f": {said}" if said else "")
     return EngineFailure(kind, message, retryable=retryable, retry_after_s=retry_after_s(headers))
+
+
+def quoted(body: bytes) -> str:
+    """The beginning of a server's own words on one line."""
+    return " ".join(body[: 4 * _QUOTED].decode("utf-8", "replace").split())[:_QUOTED]
 
 
 def failure_from_transport(who: str, error: httpx.HTTPError | httpx.InvalidURL) -> EngineFailure:

@@ -261,7 +261,9 @@ def _load_tokenizer(model: ModelConfig, folder: Path) -> Any:
             return PreTrainedTokenizerFast.from_pretrained(source, **revision)
     except Exception as error:
         if local:
-            raise TokensError(f"model.path: the tokenizer in {model.path} cannot be read: {_short(error)}") from error
+            raise TokensError(
+                f"model.path: {folder / 'tokenizer.json'} cannot be read ({_short(error)}); save the tokenizer again"
+            ) from error
     try:
         from transformers import AutoTokenizer
 
@@ -269,9 +271,12 @@ def _load_tokenizer(model: ModelConfig, folder: Path) -> Any:
     except Exception as error:
         first = _short(error)
         if local:
-            raise TokensError(f"model.path: the folder {model.path} has no tokenizer: {first}") from error
+            raise TokensError(
+                f"model.path: no tokenizer can be read from the folder {model.path}; "
+                "name one that a model was saved to with its tokenizer (tokenizer.json)"
+            ) from error
         raise TokensError(
-            f"model.path: {model.path} is neither a folder here nor a model the hub gives us: {first}"
+            f"model.path: {model.path} is neither a folder here nor a model the Hugging Face hub gives us ({first})"
         ) from error
 
 

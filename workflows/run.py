@@ -39,15 +39,19 @@ from .group import search_attributes
 @workflow.defn(name=RUN_WORKFLOW)
 class RunWorkflow:
     @workflow.init
-    def __init__(self, document: Any = None) -> None:
+    def __init__(self, *documents: Any) -> None:
         self._id = workflow.info().workflow_id
         self._phase = "validating the run file"
         self._children: list[str] = []
         self._trained = False
 
     @workflow.run
-    async def run(self, document: Any = None) -> RunResult:
-        plan = await self._register(document)
+    async def run(self, *documents: Any) -> RunResult:
+        if len(documents) > 1:  # a signature of one would fail to decode, for ever
+            raise ApplicationError(
+                f"a run has one input, its run file; {len(documents)} were given", type=BAD_RUN_FILE, non_retryable=True
+            )
+        plan = await self._register(documents[0] if documents else None)
         workflow.upsert_search_attributes([SearchAttributeKey.for_keyword(search.RUN).value_set(self._id)])
         trains = plan.trainer is not TrainerKind.NONE
         trainer = asyncio.create_task(self._train(plan)) if trains else None

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from ...settings import child_environment, temporal_variables
+from .errors import StackError
 from .files import StackHome
 from .part import Part
 from .ports import HOST
@@ -22,6 +23,13 @@ WORKERS: Final[Mapping[str, str]] = {
     "worker-trainer": "trainer",
 }
 """Part name → roles. Workflow code is apart from I/O, so that no busy activity delays a workflow task."""
+
+
+_NEEDED: Final = {
+    "config.json": ("config.json",),
+    "weights": ("*.safetensors", "*.bin"),
+    "tokenizer": ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.*"),
+}
 
 
 def workers() -> tuple[str, ...]:
@@ -59,6 +67,18 @@ def migration(env: dict[str, str]) -> Part:
     )
 
 
+def check_model(folder: Path) -> None:
+    """Raise `StackError` where a folder is plainly no model. The engine itself looks closer once it runs."""
+    if not folder.is_dir():
+        raise StackError(f"There is no model in {folder}; name a folder made by training, or leave --model out.")
+    missing = [what for what, names in _NEEDED.items() if not any(any(folder.glob(name)) for name in names)]
+    if missing:
+        raise StackError(
+            f"{folder} holds no {' and no '.join(missing)}; name a folder that a model was saved to, "
+            "or leave --model out."
+        )
+
+
 def engine(home: StackHome, model: Path, port: int, env: dict[str, str]) -> Part:
     """The dev engine serving `model` under the name `policy`."""
 
@@ -73,6 +93,7 @@ def engine(home: StackHome, model: Path, port: int, env: dict[str, str]) -> Part
         ready=lambda: check_http(url, timeout_s=1.0),
         address=url,
         ports=(port,),
+        refuses_with=2,
         start_timeout_s=300.0,
     )  # fmt: skip
 

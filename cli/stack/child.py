@@ -180,7 +180,10 @@ class Child:
             return
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
         words = tail_line(self.log, self._log_start) if code >= 0 else None
-        self._failed(f"it {how}" + (f": {words}" if words else ""))
+        if words is not None and code == self.part.refuses_with:
+            self._failed(words, permanent=True)
+        else:
+            self._failed(f"it {how}" + (f": {words}" if words else ""))
 
     def _failed(self, reason: str, *, permanent: bool = False) -> None:
         pause = _BACKOFF_S[min(self.failures, len(_BACKOFF_S) - 1)]

@@ -4,6 +4,7 @@ Invariants: `up` twice, or from two shells, is one stack and two successes; `dow
 and nothing else, and with nothing to stop it is a success too; `status` changes nothing.
 """
 
+from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
@@ -19,12 +20,14 @@ from .files import StackHome, explain_os_errors, hold_lock
 from .options import StackOptions
 from .process import send, wait_gone
 from .running import AlreadyRunning, Progress, await_other, await_ready, end, launch
-from .state import PartState, PartStatus, Phase, StackState, read_state
+from .state import PartState, PartStatus, Phase, StackState, launched, read_state
 from .supervisor import stop_leftovers
 
 _STOP_SIGNAL: Final = 15
 _SUPERVISOR_GRACE_S: Final = 15.0
 """On top of the parts' own graces."""
+_ASKED_AT_ONCE: Final = 16
+"""Engines; one that is away takes seconds to say so."""
 _ATTEMPTS: Final = 3
 """A stack found running may be on its way down; then it is our turn."""
 
@@ -46,6 +49,8 @@ class DownResult(BaseModel):
     home: Path
     stopped: tuple[str, ...]
     """Names of the parts that were running; empty where nothing was."""
+    starting: bool = False
+    """It was not up yet: whoever waits in `up` is told that it was stopped."""
 
 
 class Health(StrEnum):
@@ -129,22 +134,28 @@ def down(home: Path) -> DownResult:
     """Stop the stack of this home and wait for its end. Raises `StackError` where something refuses to end."""
     place = StackHome(home)
     state = read_state(place)
-    if state is None:
+    supervisor = launched(place)
+    if state is not None and state.supervised():
+        supervisor = state.supervisor
+    if state is None and supervisor is None:
         return DownResult(home=place.root, stopped=())
-    running = tuple(part.name for part in state.orphans())
-    if state.supervised():
-        send(state.supervisor, _STOP_SIGNAL)
-        patience = sum(part.grace_s for part in state.parts) + _SUPERVISOR_GRACE_S
-        if not wait_gone(state.supervisor, patience):
+    running = tuple(part.name for part in state.orphans()) if state is not None else ()
+    starting = supervisor is not None and (
+        state is None or state.supervisor != supervisor or state.phase is Phase.STARTING
+    )
+    if supervisor is not None:
+        send(supervisor, _STOP_SIGNAL)
+        patience = sum(part.grace_s for part in (state.parts if state is not None else ())) + _SUPERVISOR_GRACE_S
+        if not wait_gone(supervisor, patience):
             raise StackError(
-                f"The supervisor (pid {state.supervisor.pid}) has not ended after {patience:.0f} s; "
+                f"The supervisor (pid {supervisor.pid}) has not ended after {patience:.0f} s; "
                 f"see {place.log('supervisor')}."
             )
     with explain_os_errors(place.root), hold_lock(place) as held:
         if held:  # otherwise somebody has started the next one already
             stop_leftovers(read_state(place))
             place.state.unlink(missing_ok=True)
-    return DownResult(home=place.root, stopped=running)
+    return DownResult(home=place.root, stopped=running, starting=starting)
 
 
 def status(settings: Settings) -> StackStatus:
@@ -166,6 +177,12 @@ def status(settings: Settings) -> StackStatus:
         _server("postgres", database, database_problem, parts),
         _server("engine", engine, engine_problem, parts),
     ]
+    named = probes.engines_of_runs(database.value) if database.value and database_problem is None else []
+    named = [one for one in named if one.url != (engine.value or "").rstrip("/")]
+    if named:
+        reports = [one for one in reports if one.health is not Health.NOT_STARTED or one.name != "engine"]
+        with ThreadPoolExecutor(max_workers=_ASKED_AT_ONCE) as pool:
+            reports += pool.map(_named, named)
     shown = {report.name for report in reports if report.pid is not None}
     source = f"running stack in {place.root}" if running else "left over from a killed supervisor"
     reports += [
@@ -191,6 +208,7 @@ def _start(place: StackHome, options: StackOptions, progress: Progress | None) -
         return await_ready(place, supervisor, progress)
     except BaseException:
         end(supervisor)
+        place.tidy()
         raise
 
 
@@ -214,6 +232,18 @@ def _server(
         detail=detail,
         pid=own.process.pid if own is not None and own.process is not None else None,
         restarts=own.restarts if own is not None else 0,
+    )
+
+
+def _named(engine: probes.NamedEngine) -> PartReport:
+    """An engine that is nobody's part here: started by hand or elsewhere, and named by a run file."""
+    problem = probes.check_http(engine.url)
+    return PartReport(
+        name="engine",
+        address=engine.url,
+        source=f"named by {engine.run_id}",
+        health=Health.OK if problem is None else Health.FAILING,
+        detail=problem,
     )
 
 

@@ -10,7 +10,7 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -28,8 +28,10 @@ class StackHome:
         self.state = self.root / "stack.json"
         self.kept = self.root / "kept.json"
         self.lock = self.root / "stack.lock"
+        self.demo_lock = self.root / "demo.lock"
         self.logs = self.root / "logs"
         self.run = self.root / "run"
+        self.launched = self.run / "supervisor.json"
         self.temporal_db = self.root / "temporal" / "temporal.db"
         self.temporal_profile = self.root / "temporal.toml"
         self.engine_journal = self.root / "engine" / "journal.jsonl"
@@ -40,17 +42,39 @@ class StackHome:
 
     def prepare(self) -> None:
         """Make the folders. Raises `StackError` where that is impossible or the disk is nearly full."""
-        with explain_os_errors(self.root):
-            for folder in (self.root, self.logs, self.run, self.temporal_db.parent, self.engine_journal.parent):
-                folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=self.root):
-                pass
-            free_mb = shutil.disk_usage(self.root).free // 2**20
-        if free_mb < MIN_FREE_MB:
-            raise StackError(
-                f"Only {free_mb} MB are free where {self.root} lies and the stack needs {MIN_FREE_MB} MB; "
-                "make room or set ATROPOS_HOME to another disk."
-            )
+        folders = (self.root, *self._folders())
+        missing = [folder for folder in folders if not folder.exists()]
+        try:
+            with explain_os_errors(self.root):
+                for folder in folders:
+                    folder.mkdir(parents=True, exist_ok=True)
+                with tempfile.TemporaryFile(dir=self.root):
+                    pass
+                free_mb = shutil.disk_usage(self.root).free // 2**20
+            if free_mb < MIN_FREE_MB:
+                raise StackError(
+                    f"Only {free_mb} MB are free where {self.root} lies and the stack needs {MIN_FREE_MB} MB; "
+                    "make room or set ATROPOS_HOME to another disk."
+                )
+        except BaseException:
+            _remove_empty(reversed(missing))
+            raise
+
+    def tidy(self) -> None:
+        """Remove what a start that failed has left empty, unless somebody else is starting here."""
+        with suppress(OSError, StackError), hold_lock(self) as held:
+            if held:
+                self.launched.unlink(missing_ok=True)
+                _remove_empty((*self._folders(), self.root / "postgres"))
+
+    def _folders(self) -> tuple[Path, ...]:
+        return (self.logs, self.run, self.temporal_db.parent, self.engine_journal.parent)
+
+
+def _remove_empty(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        with suppress(OSError):
+            folder.rmdir()
 
 
 @contextmanager
@@ -61,11 +85,22 @@ def explain_os_errors(where: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise StackError(f"The disk that holds {where} is full; make room and try again.") from error
+        if reason := why_no_folder(where):
+            raise StackError(reason) from error
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise StackError(
                 f"{error.filename or where} is not writable; set ATROPOS_HOME to a folder of yours."
             ) from error
         raise StackError(f"{where} cannot be used ({error.strerror}); set ATROPOS_HOME elsewhere.") from error
+
+
+def why_no_folder(home: Path) -> str | None:
+    """Why nothing can lie below `home`, because it or a folder above it is a file; None where that is not so."""
+    file = next((path for path in (home, *home.parents) if path.exists() and not path.is_dir()), None)
+    if file is None:
+        return None
+    below = "" if file == home else f", so nothing can lie in {home}"
+    return f"{file} is a file{below}; set ATROPOS_HOME to a folder."
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -89,9 +124,12 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 @contextmanager
-def hold_lock(home: StackHome) -> Iterator[bool]:
-    """Hold the folder's lock for the block; yields False at once, without it, where another process has it."""
-    with home.lock.open("a", encoding="utf-8") as file:
+def hold_lock(home: StackHome, path: Path | None = None) -> Iterator[bool]:
+    """Hold the folder's lock for the block; yields False at once, without it, where another process has it.
+
+    `path`: another lock file of the folder, for what is not a supervisor.
+    """
+    with (path or home.lock).open("a", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -43,6 +43,8 @@ class Part:
     """What people are shown; no passwords."""
     ports: tuple[int, ...] = ()
     """Ports it listens on; checked before each start, for a clear sentence."""
+    refuses_with: int | None = None
+    """The exit status by which it says that no other try will do better."""
     start_timeout_s: float = 60.0
     stop_signal: int = signal.SIGTERM
     grace_s: float = 10.0

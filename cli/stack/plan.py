@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pydantic import SecretStr
 
 from . import apps
-from .errors import StackError
 from .files import StackHome
 from .options import StackOptions
 from .part import Part
@@ -84,8 +83,7 @@ def make_plan(home: StackHome, options: StackOptions, kept: Kept) -> Plan:
 
     engine_port = None
     if options.engine_model is not None:
-        if not options.engine_model.is_dir():
-            raise StackError(f"There is no model in {options.engine_model}; name a folder made by training.")
+        apps.check_model(options.engine_model)
         engine_port = ports.get("engine", options.engine_port)
         engine_url = f"http://{HOST}:{engine_port}"
 

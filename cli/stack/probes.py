@@ -6,13 +6,14 @@ Asked by the supervisor while parts start, and by `status` whenever a person wan
 import asyncio
 import http.client
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import psycopg
 from pydantic import SecretStr
 
 from ...contracts.queues import QUEUE_OF, WORKFLOWS, WorkerRole
+from ...db.errors import gist
 from ...settings import temporal_connect_config
 
 if TYPE_CHECKING:
@@ -27,8 +28,37 @@ def check_database(url: SecretStr) -> str | None:
         with psycopg.connect(url.get_secret_value(), connect_timeout=3) as connection:
             connection.execute("SELECT 1")
     except psycopg.Error as error:
-        return (str(error).strip().splitlines() or ["no answer"])[-1]
+        return f"no answer ({gist(error)})"
     return None
+
+
+class NamedEngine(NamedTuple):
+    """An engine that a live run uses. `run_id`: the newest such run."""
+
+    url: str
+    run_id: str
+
+
+def engines_of_runs(url: SecretStr) -> list[NamedEngine]:
+    """Engines that live runs name; none where the database has no tables of ours, or others."""
+    return [NamedEngine(*found) for found in asyncio.run(_engines_of_runs(url.get_secret_value()))]
+
+
+async def _engines_of_runs(url: str) -> list[tuple[str, str]]:
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from ...db.engines import engines_in_use
+    from ...db.errors import StoreError
+    from ...db.store import open_store
+
+    try:
+        store = await open_store(url, pool_size=1)
+        try:
+            return await engines_in_use(store)
+        finally:
+            await store.close()
+    except (StoreError, SQLAlchemyError):
+        return []
 
 
 def check_http(base_url: str, path: str = "/health", *, timeout_s: float = _TIMEOUT_S) -> str | None:

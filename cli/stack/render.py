@@ -38,7 +38,10 @@ def render_up(result: UpResult, console: Console) -> None:
 
 def render_down(result: DownResult, console: Console) -> None:
     """Say what was stopped."""
-    if result.stopped:
+    if result.starting:
+        parts = f" Stopped: {', '.join(result.stopped)}." if result.stopped else ""
+        console.print(f"The stack was still starting and is stopped.{parts}", highlight=False)
+    elif result.stopped:
         console.print(f"Stopped: {', '.join(result.stopped)}.", highlight=False)
     else:
         console.print(f"Nothing is running in {result.home}.", highlight=False, soft_wrap=True)

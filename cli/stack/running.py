@@ -4,6 +4,7 @@ Invariant: a supervisor that was started here and whose stack is not wanted any 
 waiting, the end of a `running_stack` block, the death of the owning process) ends together with its parts.
 """
 
+import signal
 import subprocess
 import sys
 import time
@@ -16,8 +17,9 @@ from pydantic import SecretStr
 
 from .child import tail_line
 from .errors import StackError
-from .files import StackHome, explain_os_errors
+from .files import StackHome, explain_os_errors, write_atomically
 from .options import StackOptions
+from .process import identify
 from .state import Phase, StackState, read_state
 from .supervisor import EXIT_HELD
 
@@ -78,10 +80,15 @@ def running_stack(home: Path, options: StackOptions, *, progress: Progress | Non
     place.prepare()
     read_state(place)  # a damaged state file is reported before anything starts
     supervisor = launch(place, options, owned=True)
+    ready = False
     try:
-        yield RunningStack(place, await_ready(place, supervisor, progress))
+        state = await_ready(place, supervisor, progress)
+        ready = True
+        yield RunningStack(place, state)
     finally:
         end(supervisor)
+        if not ready:
+            place.tidy()
 
 
 def launch(home: StackHome, options: StackOptions, *, owned: bool) -> "subprocess.Popen[bytes]":
@@ -93,13 +100,31 @@ def launch(home: StackHome, options: StackOptions, *, owned: bool) -> "subproces
     with explain_os_errors(home.root):
         log = home.log("supervisor").open("ab")
     with log:
-        return subprocess.Popen(
+        supervisor = subprocess.Popen(
             [*command, "--owned"] if owned else command,
             stdin=subprocess.PIPE if owned else subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+    _note(home, supervisor)
+    return supervisor
+
+
+def _note(home: StackHome, supervisor: "subprocess.Popen[bytes]") -> None:
+    """Write down which process is about to hold the home, so that `down` can stop it before its first state.
+
+    A supervisor that finds the home held ends at once, and a dead process is nobody's note: no harm in either.
+    """
+    process = identify(supervisor.pid)
+    if process is None:
+        return
+    try:
+        with explain_os_errors(home.root):
+            write_atomically(home.launched, process.model_dump_json())
+    except BaseException:
+        end(supervisor)
+        raise
 
 
 def await_ready(home: StackHome, supervisor: "subprocess.Popen[bytes]", progress: Progress | None = None) -> StackState:
@@ -119,6 +144,8 @@ def await_ready(home: StackHome, supervisor: "subprocess.Popen[bytes]", progress
     state = read_state(home)
     if state is not None and state.error is not None and state.supervisor.pid == supervisor.pid:
         raise StackError(state.error)
+    if code in (0, -signal.SIGTERM, -signal.SIGINT):
+        raise StackError(f"The stack in {home.root} was stopped while it was starting; `atropos up` starts it again.")
     words = tail_line(home.log("supervisor"))
     raise StackError(f"The supervisor ended with status {code}: {words or 'it left no message'}.")
 

@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from .errors import StackError
-from .files import StackHome, write_atomically
+from .files import StackHome, why_no_folder, write_atomically
 from .process import ProcessId, is_alive
 
 
@@ -117,11 +117,22 @@ def read_state(home: StackHome) -> StackState | None:
     except FileNotFoundError:
         return None
     except (ValidationError, OSError) as error:
+        if no_folder := why_no_folder(home.root):
+            raise StackError(no_folder) from error
         reason = error.strerror if isinstance(error, OSError) else "its content is damaged"
         raise StackError(
             f"{home.state} cannot be read ({reason}); end any leftover processes of the stack, remove the file "
             "and run `atropos up` again."
         ) from error
+
+
+def launched(home: StackHome) -> ProcessId | None:
+    """The supervisor that was launched last, if it is alive: it may not have come to its first state yet."""
+    try:
+        process = ProcessId.model_validate_json(home.launched.read_bytes())
+    except (OSError, ValidationError):
+        return None
+    return process if is_alive(process) else None
 
 
 def write_state(home: StackHome, state: StackState) -> None:

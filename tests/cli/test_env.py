@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -154,6 +155,11 @@ async def test_check_shows_what_runs_where_and_proves_the_splits() -> None:
             "    def prompt(self, task): return str(random.random())\n",
             "prompt differs between two calls",
         ),
+        (
+            "    def task(self, split, index): return Task(data=split)\n"
+            "    def size(self, split): return int(split != 'train')\n",
+            "bad has no tasks in train; a run needs one at least",
+        ),
     ],
 )
 async def test_check_refuses_what_a_run_could_not_rely_on(tmp_path: Path, body: str, sentence: str) -> None:
@@ -199,6 +205,51 @@ async def test_a_person_speaks_or_calls_tools() -> None:
     assert broken.problem is not None
     assert broken.raw == "{"
     assert (await person([], [], CTX)).message == assistant("two")
+
+
+async def test_an_empty_line_is_asked_again_and_says_how_to_end() -> None:
+    asked: list[str] = []
+    lines = iter(["", "  ", "two"])
+
+    def read(prompt: str) -> str:
+        asked.append(prompt)
+        return next(lines)
+
+    assert (await HumanPolicy(read)([], [], CTX)).message == assistant("two")
+    assert asked[0] == "you> "
+    assert all("Ctrl-D ends" in prompt for prompt in asked[1:])
+
+
+def test_ctrl_c_ends_an_episode_at_once_also_while_a_person_is_asked(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(
+        "import time\n"
+        "from atropos import Environment, Step, Task\n"
+        "class Slow(Environment):\n"
+        "    def task(self, split, index): return Task(data=[split, index])\n"
+        "    def prompt(self, task): return 'q'\n"
+        "    def step(self, message):\n"
+        "        print('stepping', flush=True)\n"
+        "        time.sleep(600)\n"
+        "        return Step('', done=True)\n"
+    )
+    for policy, until in (("human", "you> "), ("echo", "stepping")):
+        process = subprocess.Popen(
+            [sys.executable, "-c", BLOCKED, "try", "slow.py", "--policy", policy],
+            cwd=tmp_path,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )
+        assert process.stdout is not None
+        shown = b""
+        while until.encode() not in shown:
+            read = os.read(process.stdout.fileno(), 4096)
+            assert read, (shown, process.communicate())
+            shown += read
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+        assert (process.returncode, b"Traceback" in err) == (130, False), err
 
 
 def test_messages_travel_in_the_chat_format() -> None:

@@ -2,11 +2,23 @@
 
 import asyncio
 import json
+import signal
+import sys
+from asyncio.subprocess import PIPE
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from atropos.activities.runs import workflow_status
+from atropos.contracts.states import EvaluationState
+from atropos.db.engines import engine_id
+from atropos.db.evaluations import list_evaluations
 from atropos.db.events import INLINE_APART, INLINE_DEATH, add_event
+from atropos.db.groups import open_groups
+from starlette.responses import Response
+from temporalio.api.common.v1 import WorkflowExecution
+from temporalio.api.workflowservice.v1 import DeleteWorkflowExecutionRequest
+from temporalio.client import WorkflowExecutionStatus
 
 from ..support.world import World
 from .conftest import Atropos
@@ -106,7 +118,7 @@ async def test_a_run_that_nobody_works_on_says_so_and_can_be_cancelled(
         world.engine.down = False
     await world.client.get_workflow_handle("run/alone").terminate("the server was lost")
     said = await why(atropos, "alone")
-    assert "Its workflow is terminated; a worker that starts takes the run up again." in said
+    assert "Its workflow is terminated; a worker that starts ends the run, as `atropos run cancel` does now." in said
     code, out, err = await atropos("run", "pause", "alone")
     assert (code, out) == (1, "")
     assert "run/alone cannot be reached. Its workflow is terminated" in err
@@ -114,6 +126,100 @@ async def test_a_run_that_nobody_works_on_says_so_and_can_be_cancelled(
     assert (code, out) == (0, "run/alone is cancelled.\n")
     assert "nothing of it buys another token" in err
     assert "It is cancelled: enough." in await why(atropos, "alone")
+
+
+async def test_an_engine_that_answers_nonsense_is_named_with_its_words(
+    world: World, atropos: Atropos, run_file: Path
+) -> None:
+    world.engine.failures = [Response("<html>a proxy\x1b[2J speaks", 200)] * 10_000
+    try:
+        async with world.workers():
+            assert (await atropos("run", "start", "-f", str(run_file), "--id", "garbled"))[0] == 0
+            said = await until(lambda: why(atropos, "garbled"), "It tries sample_turn again and again, for ")
+            assert (
+                f": engine {engine_id(world.engine.url)} sent something that is no event where it should stream: "
+                "<html>a proxy␛[2J speaks.\n"
+            ) in said
+            assert "(try " in said
+            assert "It is at: rollouts." in said
+            assert "does not wait" not in said
+            code, shown, _ = await atropos("status", "--json")
+            engines = [part for part in json.loads(shown)["parts"] if part["name"] == "engine"]
+            assert [(e["address"], e["health"], e["source"]) for e in engines] == [
+                (world.engine.url, "ok", "named by run/garbled")
+            ]
+            world.engine.failures = []
+            await until(lambda: why(atropos, "garbled"), "It is completed.")
+    finally:
+        world.engine.failures = []
+    code, shown, _ = await atropos("status", "--json")
+    assert code == 0
+    assert [p["health"] for p in json.loads(shown)["parts"] if p["name"] == "engine"] == ["not started"]
+
+
+async def test_ctrl_c_while_waiting_says_that_the_run_goes_on(world: World, atropos: Atropos, run_file: Path) -> None:
+    world.engine.hold(0)
+    try:
+        async with world.workers():
+            command = ("run", "start", "-f", str(run_file), "--id", "left", "--wait")
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "atropos.cli.main", *command), stdout=PIPE, stderr=PIPE
+            )
+            assert process.stdout is not None
+            assert await process.stdout.readline() == b"run/left\n"
+            process.send_signal(signal.SIGINT)
+            _, err = await process.communicate()
+            assert process.returncode == 130
+            assert "run/left goes on without this terminal.\n  atropos run show run/left " in err.decode()
+            assert "atropos run cancel run/left " in err.decode()
+            assert "Traceback" not in err.decode()
+            assert "It does not wait" in await why(atropos, "left")
+            assert (await atropos("run", "cancel", "left"))[0] == 0
+    finally:
+        world.engine.release()
+
+
+async def test_a_run_whose_workflow_a_person_ended_is_not_started_again(
+    world: World, atropos: Atropos, run_file: Path
+) -> None:
+    world.engine.hold(0)
+    evaluation = {"sets": [{"id": "Answers", "split": "eval", "tasks": 1}], "at_start": True}
+    document = {**json.loads(run_file.read_text()), "eval": evaluation}
+    endings = {
+        "terminated": ("failed", "its workflow is over (terminated) and could not say so itself"),
+        "lost": ("completed", None),
+    }
+    try:
+        async with world.workers():
+            for name in endings:
+                await world.start(document, f"run/{name}")
+            await asyncio.wait_for(world.engine.waiting.wait(), 60)
+            await until(lambda: why(atropos, "lost"), "evaluation")
+            await until(lambda: why(atropos, "terminated"), "evaluation")
+    finally:
+        world.engine.release()
+    await world.client.get_workflow_handle("run/terminated").terminate("a person")
+    lost = world.client.get_workflow_handle("run/lost")
+    await lost.terminate("the server was lost")
+    await world.client.workflow_service.delete_workflow_execution(
+        DeleteWorkflowExecutionRequest(
+            namespace=world.client.namespace, workflow_execution=WorkflowExecution(workflow_id="run/lost")
+        )
+    )
+    async with asyncio.timeout(60):
+        while await workflow_status(world.client, "run/lost") is not None:  # noqa: ASYNC110 - deleted in its own time
+            await asyncio.sleep(0.1)
+    async with world.workers() as services:
+        assert await workflow_status(world.client, "run/terminated") is WorkflowExecutionStatus.TERMINATED
+        for name, (state, reason) in endings.items():
+            await until(lambda name=name: why(atropos, name), f"It is {state}")  # type: ignore[misc]
+            facts = json.loads((await atropos("run", "show", name, "--json"))[1])
+            assert (facts["state"], facts["reason"]) == (state, reason)
+        left = [one.state for one in await list_evaluations(services.store, "run/terminated")]
+        assert left == [EvaluationState.CANCELLED]
+        async with asyncio.timeout(60):
+            while await open_groups(services.store, "run/terminated"):  # noqa: ASYNC110 - only asking again tells
+                await asyncio.sleep(0.1)
 
 
 async def test_why_says_what_an_author_should_change(world: World, atropos: Atropos, run_file: Path) -> None:
@@ -158,6 +264,10 @@ async def test_check_shows_the_run_and_starts_nothing(world: World, atropos: Atr
     for change, sentence in (
         ("environments.0.id=calculater", "did you mean 'calculator'?"),
         ("environments.0.args.wrong=1", "unknown argument 'wrong'"),
+        (
+            f"model.path={run_file.parent}",
+            f"model.path: no tokenizer can be read from the folder {run_file.parent}; name one that a model was saved",
+        ),
         ("model.path=/nowhere/at/all", "model.path: the folder /nowhere/at/all does not exist"),
         ("model.renderer=qwen33", "no chat format is called 'qwen33'; did you mean 'qwen3'?"),
     ):

@@ -124,6 +124,25 @@ async def test_comments_and_other_fields_of_events_are_passed_over() -> None:
     assert got == await at_once()
 
 
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"<html>nothing here</html>", "sent something that is no event where it should stream: <html>nothing here"),
+        (b"<html>\nnothing here", "sent something that is no event where it should stream: <html>"),
+        (b"data: <oops>\n\n", "sent an event that is not JSON: <oops>"),
+        (b"data: [1]\n\n", "sent an event that is no JSON object: [1]"),
+        (b"da", "broke off after 0 tokens"),
+        (b'data: {"choi', "broke off after 0 tokens"),
+        (b": a comm", "broke off after 0 tokens"),
+    ],
+)
+async def test_what_is_no_stream_is_quoted_and_half_a_line_of_one_is_a_break(body: bytes, says: str) -> None:
+    failure, told, _ = await drawn(lambda _: Answer(body=body))
+    assert isinstance(failure, EngineFailure)
+    assert says in failure.message
+    assert (failure.kind is K.UNAVAILABLE, failure.retryable, told) == ("broke off" in says, True, [])
+
+
 ERROR = {"error": {"message": "the device is gone", "type": "InternalServerError", "code": 500}}
 
 

@@ -208,7 +208,7 @@ def test_images_are_refused_in_words(renderer: TokenRenderer) -> None:
     ("path", "name", "says"),
     [
         ("./nowhere", "qwen3", "the folder ./nowhere does not exist"),
-        ("{empty}", "qwen3", "has no tokenizer"),
+        ("{empty}", "qwen3", "no tokenizer can be read from the folder"),
         ("{good}", "qwen33", "did you mean 'qwen3'"),
         ("{good}", "llama_3", "does not fit the tokenizer"),
         ("{good}", "qwen3?thinking=false", "does not fit the tokenizer"),

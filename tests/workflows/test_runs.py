@@ -2,16 +2,19 @@
 
 import asyncio
 import json
+import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from atropos.activities.services import Services
+from atropos.contracts import queues
 from atropos.contracts.ids import EpisodeKey
 from atropos.contracts.reasons import FailureKind, StopReason
 from atropos.contracts.records import EpisodeFacts
 from atropos.contracts.states import EpisodeState, GroupState, RunState
+from atropos.contracts.workflows import RUN_WORKFLOW
 from atropos.db.episodes import episode_scores, load_episode
 from atropos.db.groups import load_group, open_groups
 from atropos.db.runs import get_run
@@ -339,3 +342,16 @@ async def test_histories_replay(world: World, services: Services) -> None:
     for execution in found:
         handle = world.client.get_workflow_handle(execution.id, run_id=execution.run_id)
         await replayer.replay_workflow(await handle.fetch_history())
+
+
+@pytest.mark.parametrize("inputs", [[{}, {}], [1, 2, 3]])
+async def test_more_than_one_input_fails_with_a_sentence_instead_of_being_tried_for_ever(
+    world: World, inputs: list[Any]
+) -> None:
+    async with world.workers():
+        run = world.client.execute_workflow(
+            RUN_WORKFLOW, args=inputs, id=f"run/twice-{uuid.uuid4().hex[:6]}", task_queue=queues.WORKFLOWS
+        )
+        with pytest.raises(WorkflowFailureError) as failed:
+            await asyncio.wait_for(run, 30)
+    assert f"one input, its run file; {len(inputs)} were given" in str(failed.value.cause)

@@ -7,15 +7,17 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psycopg
 import pytest
+from atropos.cli.main import app
 from atropos.cli.stack import commands
 from atropos.cli.stack.addresses import Origin, resolve_addresses, speaks_http2
-from atropos.cli.stack.commands import Health, down, only_missing, up
+from atropos.cli.stack.commands import DownResult, Health, down, only_missing, up
 from atropos.cli.stack.errors import StackError
 from atropos.cli.stack.files import StackHome
 from atropos.cli.stack.options import StackOptions
@@ -23,12 +25,13 @@ from atropos.cli.stack.ports import choose_port
 from atropos.cli.stack.postgres_server import copy_programs, installed_programs, unprivileged_user
 from atropos.cli.stack.process import ProcessId, is_alive
 from atropos.cli.stack.running import AlreadyRunning, running_stack
-from atropos.cli.stack.state import Kept, StackState, read_kept, read_state, write_kept
+from atropos.cli.stack.state import Kept, Phase, StackState, launched, read_kept, read_state, write_kept
 from atropos.cli.stack.temporal_server import installed_temporal
 from atropos.contracts.search import SEARCH_ATTRIBUTES
 from atropos.settings import load_settings
 from pydantic import SecretStr
 from temporalio.client import Client
+from typer.testing import CliRunner
 
 BOTH = StackOptions(migrate=False, workers=False)
 ONLY_POSTGRES = BOTH.model_copy(update={"temporal": False})
@@ -320,6 +323,72 @@ def test_a_taken_port_is_one_sentence_and_nothing_is_left(home: Path) -> None:
     assert report.error is not None
     assert not report.running
     assert up(home, ONLY_POSTGRES).already_running is False
+
+
+def test_a_start_that_is_refused_leaves_no_empty_folders(empty_home: Path) -> None:
+    home = empty_home / "home"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(StackError, match="already in use"):
+            up(home, ONLY_POSTGRES.model_copy(update={"postgres_port": port}))
+    assert [path for path in home.rglob("*") if path.is_dir() and not any(path.iterdir())] == []
+    (home / "stack.json").write_text("{")
+    with pytest.raises(StackError, match="damaged"):
+        up(home, ONLY_POSTGRES)
+    (home / "stack.json").unlink()
+
+
+def test_a_stack_that_is_still_starting_is_stopped_and_whoever_waits_is_told(empty_home: Path) -> None:
+    told: list[BaseException] = []
+
+    def wait_for_it() -> None:
+        try:
+            up(empty_home, ONLY_POSTGRES)
+        except StackError as error:
+            told.append(error)
+
+    for early in (True, False):
+        waiting = threading.Thread(target=wait_for_it)
+        waiting.start()
+        while launched(StackHome(empty_home)) is None:
+            time.sleep(0.005)
+        if not early:
+            eventually(empty_home, lambda state: state.phase is Phase.STARTING)
+        assert down(empty_home).starting
+        waiting.join(timeout=60)
+        assert "was stopped while it was starting; `atropos up` starts it again." in str(told.pop())
+    assert down(empty_home) == DownResult(home=empty_home, stopped=())
+
+
+def test_what_is_no_model_is_refused_before_anything_starts(
+    empty_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ATROPOS_HOME", str(empty_home / "home"))
+    rubbish = tmp_path / "rubbish"
+    rubbish.mkdir()
+    (rubbish / "config.json").write_text("{}")
+    for model, sentence in (
+        (tmp_path / "none", f"There is no model in {tmp_path / 'none'}; name a folder made by training"),
+        (rubbish, f"{rubbish} holds no weights and no tokenizer; name a folder that a model was saved to"),
+    ):
+        result = CliRunner().invoke(app, ["up", "--model", str(model)])
+        assert (result.exit_code, result.stderr.count("\n")) == (1, 1), result.stderr
+        assert result.stderr.startswith(f"atropos: {sentence}")
+    assert list(empty_home.iterdir()) == []
+
+
+def test_a_home_that_is_a_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for home, sentence in (
+        (file, f"atropos: {file} is a file; set ATROPOS_HOME to a folder.\n"),
+        (file / "a" / "b", f"atropos: {file} is a file, so nothing can lie in {file / 'a' / 'b'}; set ATROPOS_HOME"),
+    ):
+        monkeypatch.setenv("ATROPOS_HOME", str(home))
+        for command in (["up"], ["down"], ["status"], ["run", "list"]):
+            result = CliRunner().invoke(app, command)
+            assert (result.exit_code, result.stderr.count("\n")) == (1, 1), result.stderr
+            assert result.stderr.startswith(sentence)
 
 
 def test_postgres_that_refuses_to_start_is_one_sentence_with_its_reason(home: Path) -> None:

@@ -148,6 +148,13 @@ def test_a_part_that_cannot_start_ends_the_attempt_with_its_last_log_line(home: 
     assert identify(int((home.root / "pid").read_text())) is None
 
 
+def test_a_part_that_says_that_it_refuses_is_not_asked_again(home: StackHome, hold: Hold) -> None:
+    supervisor = hold("""parts = (sh("bad", "echo x >> starts; echo It cannot be.; exit 2", refuses_with=2),)""")
+    _, message = supervisor.communicate(timeout=30)
+    assert (supervisor.returncode, message.splitlines()[-1]) == (1, "It cannot be.")
+    assert (home.root / "starts").read_text() == "x\n"
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells children of their parent's death")
 def test_parts_end_when_the_supervisor_is_killed(home: StackHome, hold: Hold) -> None:
     supervisor = hold("""parts = (sh("a", "exec sleep 100"),)""")

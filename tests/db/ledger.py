@@ -1,0 +1,88 @@
+"""A run that trained, written through the store's own functions: something of every state that a group can end in."""
+
+from collections.abc import Sequence
+
+from atropos.contracts.ids import weight_label
+from atropos.contracts.reasons import FailureKind, StopReason
+from atropos.contracts.records import VersionSpan
+from atropos.contracts.states import GroupState, PublicationState
+from atropos.db.batches import Leased, claim_batch, commit_step, lease_batch
+from atropos.db.endings import finish_episode
+from atropos.db.engines import engine_id, put_engines
+from atropos.db.episodes import start_episode
+from atropos.db.groups import GroupRow, close_group
+from atropos.db.publishing import add_first_version, begin_publication, settle_publication
+from atropos.db.runs import get_run
+from atropos.db.store import Store
+from atropos.db.turns import save_turn
+from atropos.tests.db.samples import admitted, beginning, new_run, turn
+
+MEMBERS = 2
+ENGINE = engine_id("http://127.0.0.1:8000/v1")
+LIFE = "first"
+
+
+async def ledger(store: Store) -> str:
+    """A run after two steps.
+
+    Groups 0 and 1 made version 1; 2 and 3, while 4 was filtered, version 2; 5 failed, 6 and 7 are leased, 8 is sealed.
+    Each has one member with reward 0 and one with 1, but the one without signal.
+    """
+    trainer = {"kind": "builtin", "steps": 9}
+    run_id = await new_run(store, trainer=trainer, batch={"groups": 2})
+    row = await get_run(store, run_id)
+    assert row is not None
+    await put_engines(store, run_id, row.config.engines)
+    await add_first_version(store, run_id, weight_label(run_id, 0), "tiny", None, {})
+    groups = await admitted(store, run_id, 9)
+    await published(store, run_id, 0)
+    await sealed(store, groups[0:2], 0)
+    await stepped(store, run_id)
+    await published(store, run_id, 1)
+    await sealed(store, groups[2:4], 1)
+    await played(store, groups[4], 1, rewards=(1.0, 1.0))
+    await closed(store, groups[4], GroupState.SEALED, signal=False)
+    await stepped(store, run_id)
+    await begin_publication(store, run_id, ENGINE, LIFE, 2)
+    await played(store, groups[5], 2)  # provisional for good, and nobody minds
+    await settle_publication(store, run_id, ENGINE, LIFE, 2, PublicationState.FAILED, "it holds something else")
+    await closed(store, groups[5], GroupState.FAILED, FailureKind.ENGINE)
+    await sealed(store, groups[6:8], 1)
+    assert isinstance(await lease_batch(store, run_id), Leased)
+    await sealed(store, groups[8:], 1)
+    return run_id
+
+
+async def published(store: Store, run_id: str, version: int) -> None:
+    await begin_publication(store, run_id, ENGINE, LIFE, version)
+    await settle_publication(store, run_id, ENGINE, LIFE, version, PublicationState.VERIFIED)
+
+
+async def sealed(store: Store, groups: list[GroupRow], version: int) -> None:
+    for group in groups:
+        await played(store, group, version)
+        await closed(store, group, GroupState.SEALED)
+
+
+async def closed(
+    store: Store, group: GroupRow, state: GroupState, failure: FailureKind | None = None, signal: bool = True
+) -> None:
+    members = [group.key.episode(member) for member in range(MEMBERS)]
+    await close_group(store, group.key, members, state, failure, None, has_signal=lambda _: signal)
+
+
+async def played(store: Store, group: GroupRow, version: int, rewards: Sequence[float] = (0.0, 1.0)) -> None:
+    label = weight_label(group.key.run_id, version)
+    for member, reward in enumerate(rewards):
+        key = group.key.episode(member)
+        await start_episode(store, beginning(key))
+        spans = (VersionSpan(label, version, 0, 3),)
+        await save_turn(store, key, turn(spans=spans, engine_id=ENGINE, incarnation=LIFE))
+        await finish_episode(store, key, stop=StopReason.ANSWERED, failure=None, reason=None, reward=reward)
+
+
+async def stepped(store: Store, run_id: str) -> None:
+    leased = await lease_batch(store, run_id)
+    assert isinstance(leased, Leased)
+    claim = await claim_batch(store, run_id, leased.batch_no, "me")
+    assert await commit_step(store, run_id, claim, path="there", digest="d", metrics={"loss": -0.5}) is not None
