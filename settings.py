@@ -61,6 +61,8 @@ class Settings(BaseSettings):
     """Database-only activities one worker process runs at once."""
     trainer_threads: int = Field(default=1, ge=1)
     """Threads of a train step on a CPU. A small model is slower with more."""
+    trainer_device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Where a train step computes; `auto`: a CUDA device where there is one, else the CPU."""
     tool_processes: int = Field(default=2, ge=1)
     """Processes of the killable pool that runs synchronous tools and scorers."""
     max_cached_workflows: int = Field(default=500, ge=1)

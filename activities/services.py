@@ -81,6 +81,7 @@ class Services:
         control: Callable[[EngineAddress], EngineControl] = EngineControl,
         home: Path = Path(".atropos"),
         trainer_threads: int = 1,
+        trainer_device: str = "auto",
     ) -> None:
         self.store = store
         self.client = client
@@ -90,6 +91,7 @@ class Services:
         self.control = control
         self.home = home
         self.trainer_threads = trainer_threads
+        self.trainer_device = trainer_device
         self.memory = EpisodeMemory(store)
         self.inline = InlineCode(store)
         self._base = base

@@ -89,17 +89,17 @@ class LeaseActivities:
             row = await get_run(store, request.run_id)
             if row is None or row.state in ENDED:
                 return Lease(done=True)
-            found = await lease_batch(store, request.run_id)
+            found = None if row.config.trainer.kind is TrainerKind.EXTERNAL else await lease_batch(store, row.run_id)
             if isinstance(found, Leased):
                 return Lease(batch_no=found.batch_no, step=found.step, groups=found.groups)
-            waiting = f"{found.ready} of {found.wanted} groups with signal are there ({found.drawn} were drawn)"
+            waiting = "steps are taken elsewhere" if found is None else _waits_for(found)
             if _no_more_steps(row, found) or await rollouts_over(store, row):
                 unfinished = await _between_steps(store, request.run_id)
                 if not unfinished:
                     return Lease(done=True)
                 waiting = f"the evaluation {unfinished[0]} has not ended"
             if time.monotonic() - started >= _LEASE_S:
-                return Lease(step=found.committed, waiting_for=waiting)
+                return Lease(step=found.committed if found else 0, waiting_for=waiting)
             await asyncio.sleep(_LOOK_EVERY_S)
 
 
@@ -221,12 +221,13 @@ class TrainingActivities:
 
     async def _load(self, run_id: str, config: RunConfig, head: Head) -> Learner:
         self._learner = None  # before the new one, so that memory holds one of them
-        path, threads = Path(head.path), self._services.trainer_threads
+        path, services = Path(head.path), self._services
+        threads, device = services.trainer_threads, services.trainer_device
 
         def load() -> Learner:
             if head.digest is None:
-                return Learner.fresh(path, config.trainer, config.seed, threads=threads)
-            learner = Learner.restore(path, config.trainer, threads=threads)
+                return Learner.fresh(path, config.trainer, config.seed, threads=threads, device=device)
+            learner = Learner.restore(path, config.trainer, threads=threads, device=device)
             if learner.digest != head.digest:
                 raise TrainerProblem(f"{path} is not the checkpoint that was committed as version {head.version}")
             return learner
@@ -279,9 +280,12 @@ class TrainingActivities:
                 await asyncio.to_thread(tracker.close, 5.0)
 
 
-def _no_more_steps(row: RunRow, found: Waiting) -> bool:
-    trainer = row.config.trainer
-    return trainer.kind is TrainerKind.BUILTIN and found.committed >= trainer.steps
+def _no_more_steps(row: RunRow, found: Waiting | None) -> bool:
+    return found is not None and found.committed >= row.config.trainer.steps
+
+
+def _waits_for(found: Waiting) -> str:
+    return f"{found.ready} of {found.wanted} groups with signal are there ({found.drawn} were drawn)"
 
 
 async def _between_steps(store: Store, run_id: str) -> list[str]:

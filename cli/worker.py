@@ -116,6 +116,7 @@ async def serving(
         control=replaced.control_engine,
         home=settings.home,
         trainer_threads=settings.trainer_threads,
+        trainer_device=settings.trainer_device,
     )
     async with AsyncExitStack() as stack:
         stack.push_async_callback(services.close)

@@ -169,11 +169,11 @@ class RunConfig(Strict):
         for label, split in chosen:
             if chosen.count((label, split)) > 1:
                 raise ValueError(f"eval.sets: {label!r} is listed twice for the split {split!r}")
+        if not self.trains and self.budget.unlimited:
+            raise ValueError("budget: set groups, sampled_tokens or hours, so that a run without trainer ends")
+        if self.trainer.kind is not TrainerKind.BUILTIN and self.eval.every is not None:
+            raise ValueError("eval.every: only the built-in trainer's steps are followed; use at_start and at_end")
         if not self.trains:
-            if self.budget.unlimited:
-                raise ValueError("budget: set groups, sampled_tokens or hours, so that a run without trainer ends")
-            if self.eval.every is not None:
-                raise ValueError("eval.every: a run without trainer has no steps; use at_start and at_end")
             return self
         for environment in self.environments:
             if environment.group_size < 2:

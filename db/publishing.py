@@ -29,14 +29,12 @@ class Wanted:
     probe: dict[str, Any] | None
     published: bool
     """Whether every engine that could be reached has held it."""
-    pinned: bool
-    """An evaluation holds it back: there is a newer one."""
     noise: float | None
     """Mean distance between an engine's logprobs and the trainer's at version 0; None: not measured."""
 
 
 _WANTED: Final = """
-SELECT r.state, v.version, v.label, v.path, v.digest, v.probe, v.published_at IS NOT NULL, v.version < newest.version,
+SELECT r.state, v.version, v.label, v.path, v.digest, v.probe, v.published_at IS NOT NULL,
   (SELECT max(distance) FROM publications p WHERE p.run_id = r.run_id AND p.version = 0)
 FROM runs r
 JOIN LATERAL (SELECT max(version) AS version FROM policy_versions WHERE run_id = r.run_id) AS newest ON true

@@ -328,10 +328,7 @@ async def test_engines_should_hold_the_newest_version(store: Store) -> None:
     run_id = await training_run(store, groups=1)
     first = await wanted(store, run_id)
     assert first is not None
-    assert (first.version, first.path, first.published, first.pinned, first.noise) == (
-        *(0, "/models/tiny", False),
-        *(False, None),
-    )
+    assert (first.version, first.path, first.published, first.noise) == (0, "/models/tiny", False, None)
     assert [await mark_published(store, run_id, 0) for _ in range(2)] == [True, False]
     await publish(store, run_id, 0, VERIFIED)
     await step(store, run_id, 0)
