@@ -11,7 +11,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+from urllib.parse import quote
 
 from temporalio.client import Client
 
@@ -19,6 +20,7 @@ from ..contracts.reasons import FailureKind
 from ..contracts.records import EngineRecord
 from ..contracts.runfile import RunConfig
 from ..contracts.states import EngineState
+from ..contracts.training import WandbConfig
 from ..db.engines import engines_of, versions
 from ..db.runs import RunRow, get_run
 from ..db.store import Store
@@ -35,7 +37,12 @@ from .failures import final
 from .inline import InlineCode
 from .memory import EpisodeMemory
 
+if TYPE_CHECKING:
+    from ..trainer.tracking import Tracker
+
 _RUNS_KEPT = 64
+_TRACKERS_END_S = 5.0
+_TRACKERS_END_S = 5.0
 _ENGINES_READ_EVERY_S = 5.0
 
 
@@ -95,6 +102,7 @@ class Services:
         self.memory = EpisodeMemory(store)
         self.inline = InlineCode(store)
         self._base = base
+        self._trackers: dict[str, Tracker] = {}
         self._runs: OrderedDict[str, RunServices] = OrderedDict()
         self._opening = asyncio.Lock()
 
@@ -161,8 +169,22 @@ class Services:
             services.labels = await versions(self.store, run_id)
         return services.labels.get(label)
 
+    def tracker(self, run_id: str, config: RunConfig, wandb: WandbConfig) -> "tuple[Tracker, bool]":
+        """Where the run's metrics go besides the store, and whether it was just begun in this process."""
+        from ..trainer.tracking import Tracker
+
+        known = self._trackers.get(run_id)
+        if known is not None:
+            return known, False
+        folder = self.home / "wandb" / quote(run_id, safe="")
+        document = config.model_dump(mode="json")
+        self._trackers[run_id] = Tracker(folder, run_id, config.name, wandb.project, wandb.mode, document)
+        return self._trackers[run_id], True
+
     async def close(self) -> None:
         await self.inline.close()
+        for tracker in self._trackers.values():
+            await asyncio.to_thread(tracker.close, _TRACKERS_END_S)
         for services in self._runs.values():
             await services.close()
         if self.processes is not None:

@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
 from temporalio import activity
@@ -62,9 +62,6 @@ from .failures import final, waited_out
 from .runs import ENDED
 from .services import Services
 
-if TYPE_CHECKING:
-    from ..trainer.tracking import Tracker
-
 _log = logging.getLogger("atropos.trainer")
 _LEASE_S: Final = 30.0
 _LOOK_EVERY_S: Final = 0.3
@@ -111,7 +108,6 @@ class TrainingActivities:
         self._busy = asyncio.Lock()
         self._learner: Learner | None = None
         self._run_id: str | None = None
-        self._trackers: dict[str, Tracker] = {}
 
     @activity.defn(name=PREPARE_TRAINING.name)
     @entered
@@ -259,25 +255,10 @@ class TrainingActivities:
         """Hand the metrics to whoever watches from outside; nothing that goes wrong there comes back."""
         if config.wandb is None or config.wandb.mode == "disabled":
             return
-        tracker = self._trackers.get(run_id)
-        since = 0
-        if tracker is None:
-            from ..trainer.tracking import Tracker
-
-            document = config.model_dump(mode="json")
-            folder = self._services.home / "wandb" / quote(run_id, safe="")
-            tracker = Tracker(folder, run_id, config.name, config.wandb.project, config.wandb.mode, document)
-            self._trackers[run_id] = tracker
-        else:
-            since = max(0, (await read_head(self._services.store, run_id)).version - 1)
+        tracker, fresh = self._services.tracker(run_id, config, config.wandb)
+        since = 0 if fresh else max(0, (await read_head(self._services.store, run_id)).version - 1)
         for row in await train_steps(self._services.store, run_id, since=since):
             tracker.log(row.version, row.metrics | {"staleness": float(row.staleness)})
-
-    async def close(self) -> None:
-        """Let what is being computed end, and the trackers send what they have."""
-        async with self._busy:
-            for tracker in self._trackers.values():
-                await asyncio.to_thread(tracker.close, 5.0)
 
 
 def _no_more_steps(row: RunRow, found: Waiting | None) -> bool:

@@ -1,9 +1,11 @@
 """Runs that train, end to end: a real trainer, real checkpoints, an engine that holds what it was told to load."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import psycopg
 import pytest
@@ -15,6 +17,7 @@ from atropos.db.batches import train_steps
 from atropos.db.engines import version_paths
 from atropos.db.evaluations import get_evaluation
 from atropos.db.runs import get_run
+from atropos.trainer.tracking import LAST_STEP
 from temporalio.client import WorkflowFailureError
 
 from ..support.scripted import make_model, served
@@ -199,3 +202,14 @@ async def test_a_fork_begins_with_the_weights_of_its_version_and_keeps_its_own_c
     assert (begun / "model.safetensors").read_bytes() == (taken / "model.safetensors").read_bytes()
     assert "version-000001" in str(taken)
     assert rows(world, "SELECT max(step) FROM train_steps WHERE run_id = %s", child) == [(0,)]
+
+
+async def test_metrics_reach_wandb_offline_once_a_step(world: World, tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    world.settings = {**world.settings, "home": tmp_path / "home"}
+    document = world.training("Effects", steps=2, wandb={"project": "test", "mode": "offline"})
+    async with world.workers():
+        run_id = (await asyncio.wait_for(world.run(document), 90)).run_id
+    folder = tmp_path / "home" / "wandb" / quote(run_id, safe="")
+    await until(lambda: (folder / LAST_STEP).is_file() and json.loads((folder / LAST_STEP).read_text())["step"] == 2)
+    assert list(folder.glob("wandb/offline-run-*/*.wandb"))
