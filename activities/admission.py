@@ -165,7 +165,9 @@ async def engine_outage(services: Services, run_id: str) -> str | None:
     for record, problem in zip(usable, found, strict=True):
         state = EngineState.READY if problem is None else EngineState.DOWN
         if state != record.state:
-            await set_engine_state(services.store, run_id, record.engine_id, state, problem)
+            # Whoever publishes may have withdrawn or quarantined it meanwhile; that stands.
+            seen = EngineState(record.state)
+            await set_engine_state(services.store, run_id, record.engine_id, state, problem, seen=seen)
         if problem is None:
             answering += 1
         else:

@@ -143,11 +143,13 @@ class TrainingActivities:
     async def _prompts(self, run_id: str, config: RunConfig) -> list[list[int]]:
         """Short prompts in the run's chat format: tokens to compare before anything was sampled."""
         renderer = await self._services.renderer(run_id)
+        context = config.model.context or renderer.context_limit or 2**31
+        longest = min(_PROBE_TOKENS, context - 1)  # the engine samples a token behind it
         out = []
         for number in range(_PROBES):
             chosen = config.environments[number % len(config.environments)]
             tools = (await self._services.environment(run_id, chosen.label)).spec.tool_specs()
-            out.append(renderer.open([user(f"What comes after {number}?")], tools)[:_PROBE_TOKENS])
+            out.append(renderer.open([user(f"What comes after {number}?")], tools)[:longest])
         return out
 
     @activity.defn(name=TRAIN_STEP.name)

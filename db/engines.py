@@ -88,9 +88,13 @@ async def set_engine_state(
     reason: str | None,
     weight_label: str | None = None,
     incarnation: str | None = None,
+    *,
+    seen: EngineState | None = None,
 ) -> EngineState:
     """Move an engine to `state` and note what it reported (None: as before). Writes nothing where nothing changes.
 
+    `seen`: only where it is still in this state, in which whoever decides has seen it; otherwise what it is in now is
+    returned and nothing written.
     Raises Unknown, or IllegalTransition where no arrow leads from its state to `state`.
     """
     new: dict[str, Any] = {"state": state, "reason": clean_or_none(reason)}
@@ -102,7 +106,7 @@ async def set_engine_state(
             update(Engine)
             .where(
                 *mine,
-                or_(Engine.state == state, Engine.state.in_(sources(state))),
+                or_(Engine.state == state, Engine.state.in_(sources(state))) if seen is None else Engine.state == seen,
                 or_(*(getattr(Engine, name).is_distinct_from(value) for name, value in new.items())),
             )
             .values(**new, changed_at=func.now())
@@ -110,6 +114,8 @@ async def set_engine_state(
         stored = await connection.scalar(select(Engine.state).where(*mine))
     if stored is None:
         raise Unknown(f"The run {run_id} has no engine {engine_id}.")
+    if stored != state and seen is not None:
+        return EngineState(stored)
     if stored != state:
         raise IllegalTransition(f"The engine {engine_id} is {stored} and cannot become {state}.")
     return state

@@ -7,10 +7,10 @@ import pytest
 from atropos.contracts.ids import EpisodeKey, weight_label
 from atropos.contracts.reasons import FailureKind, StopReason
 from atropos.contracts.records import PartialTurn, Sampled, VersionSpan
-from atropos.contracts.states import EpisodeState, GroupState, PublicationState
+from atropos.contracts.states import EngineState, EpisodeState, GroupState, PublicationState
 from atropos.db.batches import lease_batch
 from atropos.db.endings import finish_episode
-from atropos.db.engines import engine_id, put_engines
+from atropos.db.engines import engine_id, engines_of, put_engines, set_engine_state
 from atropos.db.episodes import load_episode, save_turn, start_episode
 from atropos.db.errors import Unknown, Unsettled, WrongWeights
 from atropos.db.groups import load_group
@@ -344,3 +344,14 @@ async def test_the_first_version_is_written_once(store: Store) -> None:
     run_id = await training_run(store)
     again = await add_first_version(store, run_id, weight_label(run_id, 0), "/models/other", None, {})
     assert (again.version, again.path) == (0, "/models/tiny")
+
+
+async def test_a_health_check_from_before_a_quarantine_changes_nothing(store: Store) -> None:
+    run_id = await training_run(store, groups=1)
+    (engine,) = await engines_of(store, run_id)
+    here = (store, run_id, engine.engine_id)
+    await set_engine_state(*here, EngineState.QUARANTINED, "wrong weights")
+    for late in (EngineState.READY, EngineState.DOWN):
+        assert await set_engine_state(*here, late, None, seen=EngineState.READY) is EngineState.QUARANTINED
+    (after,) = await engines_of(store, run_id)
+    assert (after.state, after.reason) == ("quarantined", "wrong weights")
