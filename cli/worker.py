@@ -11,6 +11,7 @@ import logging
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -47,6 +48,8 @@ from .temporal import TemporalUnready, connect, prepare
 _log = logging.getLogger("atropos.worker")
 _LOCAL_SLOTS = 100
 _WORKFLOW_TASKS = 40
+_WORKFLOW_THREADS = 4
+"""Workflow code is Python and takes no time: more threads only wait for the interpreter, and keep the loop waiting."""
 USER_ERRORS = (TemporalUnready, StoreError, SettingsError, StackError, EnvironmentProblem)
 """What is shown as its sentence alone."""
 
@@ -85,6 +88,7 @@ def worker_of(
         no_remote_activities=serves_workflows,
         max_cached_workflows=settings.max_cached_workflows if serves_workflows else 0,
         max_concurrent_workflow_tasks=_WORKFLOW_TASKS if serves_workflows else None,
+        workflow_task_executor=ThreadPoolExecutor(_WORKFLOW_THREADS, "workflow") if serves_workflows else None,
         max_concurrent_activities=slots[role],
         max_concurrent_local_activities=_LOCAL_SLOTS,
         graceful_shutdown_timeout=timedelta(seconds=settings.shutdown_grace_s),

@@ -73,7 +73,7 @@ WHERE t.run_id = %(run)s AND NOT t.provisional AND EXISTS (
   LEFT JOIN policy_versions v ON v.run_id = t.run_id AND v.version = (s.span->>1)::int AND v.label = s.span->>0
   LEFT JOIN publications p ON p.run_id = t.run_id AND p.version = v.version
     AND p.engine_id = coalesce(s.span->>4, t.engine_id) AND p.incarnation = coalesce(s.span->>5, t.incarnation)
-    AND p.state IN ('verified', 'unverified') AND p.seq < t.seq
+    AND p.proved AND p.first_seq < t.seq
   WHERE v.version IS NULL OR v.path IS NOT NULL AND p.version IS NULL
 )
 {_IN_ORDER}

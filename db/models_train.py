@@ -115,6 +115,14 @@ class Publication(Base):
         server_default=text("nextval('turns_seq')"),
         comment="Order of writing, one order with the turns; set anew at each load",
     )
+    first_seq: Mapped[int] = mapped_column(
+        BigInteger,
+        server_default=text("nextval('turns_seq')"),
+        comment="The same of its first load, which a later one leaves as it is",
+    )
+    proved: Mapped[bool] = mapped_column(
+        server_default="false", comment="Whether any of its loads was found to hold the version"
+    )
     changed_at: Mapped[datetime] = mapped_column(server_default=func.now(), comment="When its state last changed")
 
     __table_args__ = (

@@ -58,7 +58,8 @@ _LOCK: Final = "SELECT FROM runs WHERE run_id = %(run)s FOR NO KEY UPDATE"
 """One publication of a run is settled at a time: a turn may wait for two, and the second has to see the first."""
 
 _SETTLE: Final = f"""
-UPDATE publications SET state = %(state)s, reason = %(reason)s, distance = %(distance)s, changed_at = now()
+UPDATE publications SET state = %(state)s, reason = %(reason)s, distance = %(distance)s, changed_at = now(),
+  proved = proved OR %(state)s IN ('verified', 'unverified')
 WHERE {_HERE} AND version = %(version)s AND state = ANY(%(sources)s) RETURNING seq
 """
 

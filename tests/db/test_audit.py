@@ -98,8 +98,13 @@ SAMPLED_BY_0 = [("published", f"turn {group}/{member}/0/0") for group in (0, 1) 
             id="a part by another life",
         ),
         pytest.param([TURN.format("""spans = '[["x", 1, 0, 3]]'""")], [("published", "turn 2/1/0/0")], id="misnamed"),
-        pytest.param([PUBLICATION.format("state = 'loading'")], SAMPLED_BY_0, id="never proved"),
-        pytest.param([PUBLICATION.format("state = 'failed'")], SAMPLED_BY_0, id="proved wrong"),
+        pytest.param([PUBLICATION.format("proved = false")], SAMPLED_BY_0, id="never proved"),
+        pytest.param([PUBLICATION.format("first_seq = nextval('turns_seq')")], SAMPLED_BY_0, id="loaded after it"),
+        pytest.param(
+            [PUBLICATION.format("state = 'failed', seq = nextval('turns_seq')")],
+            [],
+            id="proved, and loaded again since",
+        ),
         pytest.param([TURN.format(r"logprobs = '\x00000000'")], [("lengths", "turn 2/1/0/0")], id="short logprobs"),
         pytest.param([TURN.format(r"mask = '\x01010101'")], [("lengths", "turn 2/1/0/0")], id="long mask"),
         pytest.param(

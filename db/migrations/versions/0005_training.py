@@ -97,6 +97,20 @@ def upgrade() -> None:
             comment="Order of writing, one order with the turns; set anew at each load",
         ),
         sa.Column(
+            "first_seq",
+            sa.BigInteger(),
+            server_default=sa.text("nextval('turns_seq')"),
+            nullable=False,
+            comment="The same of its first load, which a later one leaves as it is",
+        ),
+        sa.Column(
+            "proved",
+            sa.Boolean(),
+            server_default="false",
+            nullable=False,
+            comment="Whether any of its loads was found to hold the version",
+        ),
+        sa.Column(
             "changed_at",
             sa.DateTime(timezone=True),
             server_default=sa.text("now()"),
