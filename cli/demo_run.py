@@ -12,9 +12,9 @@ from typing import Any, Final
 from ..contracts.runfile import RunConfig, parse_run
 
 ENVIRONMENT: Final = "calculator"
-STEPS: Final = 36
-GROUPS: Final = 32
-"""Groups drawn for a step. Late in the run most have no signal: a step takes those of the 32 that have one."""
+STEPS: Final = 72
+GROUPS: Final = 16
+"""Groups drawn for a step. Late in the run most have no signal: a step takes those that have one."""
 MEMBERS: Final = 4
 """Few, so that a step sees many tasks: a task that fails, fails as a whole, and makes the mean of few tasks jump."""
 EPISODES: Final = STEPS * GROUPS * MEMBERS
@@ -24,12 +24,12 @@ _AT_ONCE: Final = 64
 """Requests in flight: what the engine batches on a few cores without starving the workers beside it."""
 _COMPLETION: Final = 48
 """Tokens of one completion; a correct call of the tool has about 14."""
-_LEARNING_RATE: Final = 5e-4
-_WARMUP: Final = 4
+_LEARNING_RATE: Final = 7e-4
+_WARMUP: Final = 10
 """Steps. Without them the first figures would show what was learnt already."""
 _BETAS: Final = (0.9, 0.99)
 """A long memory of the gradient's size: late steps have few groups and so large gradients."""
-_TEMPERATURE: Final = 0.9
+_TEMPERATURE: Final = 0.8
 """At 1 much of what the trained policy gets wrong is one token drawn from the tail."""
 
 
@@ -75,6 +75,7 @@ def control_run(policy: Path, engine: str, size: DemoSize, seed: int) -> RunConf
 
 
 def _document(policy: Path, engine: str, groups: int, seed: int, steps: int, lr: float) -> dict[str, Any]:
+    optim = {"lr": lr, "warmup": _WARMUP, "decay": "linear", "betas": _BETAS}
     return {
         "seed": seed,
         "model": {"path": str(policy)},
@@ -83,5 +84,5 @@ def _document(policy: Path, engine: str, groups: int, seed: int, steps: int, lr:
         "sampling": {"temperature": _TEMPERATURE, "max_tokens": _COMPLETION},
         "batch": {"groups": groups, "when_short": "train", "resample_cap": 1},
         "staleness": {"max": 1},
-        "trainer": {"kind": "builtin", "steps": steps, "optim": {"lr": lr, "warmup": _WARMUP, "betas": _BETAS}},
+        "trainer": {"kind": "builtin", "steps": steps, "optim": optim},
     }

@@ -37,6 +37,8 @@ class OptimConfig(Strict):
     """0 trains nothing: everything runs and the weights stay as they are."""
     warmup: int = Field(default=10, ge=0)
     """Steps over which the learning rate grows linearly to `lr`."""
+    decay: Literal["none", "linear"] = "none"
+    """`linear`: from `lr` at the first step to a twentieth of it at the last of the run's."""
     clip: float = Field(default=1.0, gt=0)
     """Largest norm of the gradient."""
     betas: tuple[float, float] = (0.9, 0.95)

@@ -57,7 +57,7 @@ class ColdStartSettings:
     snapshot_every: int = 5
     episodes: int = 512
     """Of a full measurement: its standard error is at most 0.022."""
-    band: tuple[float, float] = (0.15, 0.3)
+    band: tuple[float, float] = (0.15, 0.24)
 
 
 @dataclass(frozen=True)

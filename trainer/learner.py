@@ -84,7 +84,7 @@ class Learner:
                 state.model,
                 state.optimizer,
                 rows,
-                lr=learning_rate(config.optim, state.version + 1),
+                lr=learning_rate(config, state.version + 1),
                 clip=config.optim.clip,
                 budget=config.micro_batch_tokens,
                 before_update=self._forget_digest,

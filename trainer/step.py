@@ -9,20 +9,26 @@ Suffixes name dimensions: B rows, T tokens, K columns in which some row trains, 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from ..contracts.training import OptimConfig
+from ..contracts.training import TrainerConfig
 from .loss import Sums, grpo, token_logprobs
 from .packing import Row, pad, plan
 from .problem import TrainerProblem
 
+LEAST_SHARE: Final = 0.05
+"""Of the learning rate, that a decay leaves."""
 
-def learning_rate(optim: OptimConfig, version: int) -> float:
+
+def learning_rate(config: TrainerConfig, version: int) -> float:
     """Of the step that leads to `version`, the first being 1."""
-    return optim.lr * min(1.0, version / optim.warmup) if optim.warmup else optim.lr
+    optim = config.optim
+    warmed = min(1.0, version / optim.warmup) if optim.warmup else 1.0
+    left = max(LEAST_SHARE, 1.0 - (version - 1) / config.steps) if optim.decay == "linear" else 1.0
+    return optim.lr * warmed * left
 
 
 def train_step(

@@ -31,13 +31,13 @@ WHOLE = demo_size(None, None)
 @pytest.mark.parametrize(
     ("steps", "episodes", "size"),
     [
-        (None, None, DemoSize(36, 32)),
-        (3, None, DemoSize(3, 32)),
-        (None, 1024, DemoSize(8, 32)),
+        (None, None, DemoSize(72, 16)),
+        (3, None, DemoSize(3, 16)),
+        (None, 1024, DemoSize(16, 16)),
         (None, 40, DemoSize(1, 10)),
         (None, 1, DemoSize(1, 1)),
         (4, 64, DemoSize(4, 4)),
-        (2, 100_000, DemoSize(2, 32)),
+        (2, 100_000, DemoSize(2, 16)),
     ],
 )
 def test_a_demo_is_as_long_as_asked_for(steps: int | None, episodes: int | None, size: DemoSize) -> None:
@@ -215,9 +215,9 @@ def test_whatever_is_not_as_it_should_be_fails_the_demo(run: RunReport, control:
 @pytest.mark.parametrize(
     ("size", "unjudged"),
     [
-        (DemoSize(3, 32), ("reward_last", "eval_reward")),
-        (DemoSize(2, 32), ("reward_first", "reward_last", "eval_reward", "control_reward")),
-        (DemoSize(36, 31), ("reward_first", "reward_last", "eval_reward", "control_reward")),
+        (DemoSize(3, 16), ("reward_last", "eval_reward")),
+        (DemoSize(2, 16), ("reward_first", "reward_last", "eval_reward", "control_reward")),
+        (DemoSize(72, 15), ("reward_first", "reward_last", "eval_reward", "control_reward")),
     ],
 )
 def test_a_short_demo_says_what_it_cannot_judge(size: DemoSize, unjudged: tuple[str, ...]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from atropos.contracts.training import SampleGroup, SampleSegment
+from atropos.contracts.training import OptimConfig, SampleGroup, SampleSegment
 from atropos.inference.engine import weights
 from atropos.trainer.learner import Learner
 from atropos.trainer.problem import TrainerProblem
@@ -72,6 +72,14 @@ def test_the_learning_rate_grows_to_its_value(initial: Path) -> None:
     learner = Learner.fresh(initial, trainer_config(lr=0.01, warmup=4), seed=0)
     rates = [learner.step(random_groups(step)).metrics["lr"] for step in range(6)]
     assert rates == pytest.approx([0.0025, 0.005, 0.0075, 0.01, 0.01, 0.01])
+
+
+def test_a_linear_decay_leaves_a_twentieth(initial: Path) -> None:
+    optim = OptimConfig(lr=0.01, warmup=0, decay="linear")
+    config = trainer_config().model_copy(update={"steps": 4, "optim": optim})
+    learner = Learner.fresh(initial, config, seed=0)
+    rates = [learner.step(random_groups(step)).metrics["lr"] for step in range(5)]
+    assert rates == pytest.approx([0.01, 0.0075, 0.005, 0.0025, 0.0005])
 
 
 def test_progress_is_told_after_each_micro_batch(initial: Path) -> None:
