@@ -346,12 +346,11 @@ async def test_histories_replay(world: World, services: Services) -> None:
 
 @pytest.mark.parametrize("inputs", [[{}, {}], [1, 2, 3]])
 async def test_more_than_one_input_fails_with_a_sentence_instead_of_being_tried_for_ever(
-    world: World, inputs: list[Any]
+    world: World, services: Services, inputs: list[Any]
 ) -> None:
-    async with world.workers():
-        run = world.client.execute_workflow(
-            RUN_WORKFLOW, args=inputs, id=f"run/twice-{uuid.uuid4().hex[:6]}", task_queue=queues.WORKFLOWS
-        )
-        with pytest.raises(WorkflowFailureError) as failed:
-            await asyncio.wait_for(run, 30)
+    run = world.client.execute_workflow(
+        RUN_WORKFLOW, args=inputs, id=f"run/twice-{uuid.uuid4().hex[:6]}", task_queue=queues.WORKFLOWS
+    )
+    with pytest.raises(WorkflowFailureError) as failed:
+        await asyncio.wait_for(run, 30)
     assert f"one input, its run file; {len(inputs)} were given" in str(failed.value.cause)
