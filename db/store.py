@@ -61,6 +61,8 @@ class Store:
             translated = _translated(self._pool.url, error)
             if isinstance(translated, StoreUnreachable) and not isinstance(error, PoolTimeout):
                 await self._pool.dispose()
+            if translated is error:  # an error that is its own cause has no end for whoever walks the chain
+                raise
             raise translated from error
 
     @asynccontextmanager
@@ -70,7 +72,10 @@ class Store:
             async with self.engine.begin() as connection:
                 yield connection
         except (PoolTimeout, DBAPIError) as error:
-            raise _translated(self._pool.url, error) from error
+            translated = _translated(self._pool.url, error)
+            if translated is error:
+                raise
+            raise translated from error
 
     async def close(self) -> None:
         """Close all connections."""

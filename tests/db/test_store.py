@@ -11,6 +11,8 @@ from atropos.db.runs import get_run
 from atropos.db.store import Store, open_store
 from atropos.tests.db.samples import rows, started, turn
 from psycopg.pq import TransactionStatus
+from sqlalchemy import text
+from sqlalchemy.exc import ProgrammingError
 
 
 @pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+psycopg"])
@@ -106,3 +108,14 @@ async def test_events_are_appended_in_order_and_need_a_run(store: Store) -> None
     assert found == [("first\ufffd", {"n": 1}), ("second", {})]
     with pytest.raises(Refused, match="The store refuses this"):
         await add_event(store, "run/none", "note", "lost")
+
+
+async def test_an_error_that_means_nothing_to_us_is_passed_on_and_not_its_own_cause(store: Store) -> None:
+    with pytest.raises(psycopg.errors.UndefinedColumn) as direct:
+        async with store.direct() as connection:
+            await connection.execute("SELECT nothing FROM runs")
+    assert direct.value.__cause__ is not direct.value
+    with pytest.raises(ProgrammingError) as begun:
+        async with store.begin() as transaction:
+            await transaction.execute(text("SELECT nothing FROM runs"))
+    assert begun.value.__cause__ is not begun.value
