@@ -31,7 +31,7 @@ WHOLE = demo_size(None, None)
 @pytest.mark.parametrize(
     ("steps", "episodes", "size"),
     [
-        (None, None, DemoSize(72, 16)),
+        (None, None, DemoSize(60, 16)),
         (3, None, DemoSize(3, 16)),
         (None, 1024, DemoSize(16, 16)),
         (None, 40, DemoSize(1, 10)),
@@ -217,7 +217,7 @@ def test_whatever_is_not_as_it_should_be_fails_the_demo(run: RunReport, control:
     [
         (DemoSize(3, 16), ("reward_last", "eval_reward")),
         (DemoSize(2, 16), ("reward_first", "reward_last", "eval_reward", "control_reward")),
-        (DemoSize(72, 15), ("reward_first", "reward_last", "eval_reward", "control_reward")),
+        (DemoSize(60, 15), ("reward_first", "reward_last", "eval_reward", "control_reward")),
     ],
 )
 def test_a_short_demo_says_what_it_cannot_judge(size: DemoSize, unjudged: tuple[str, ...]) -> None:
