@@ -31,10 +31,9 @@ from ..environments.loaded import LoadedEnvironment
 from .admission import engine_outage
 from .entry import entered
 from .failures import final, waited_out
-from .runs import ENDED, group_start
+from .runs import ENDED, OUTAGE_AGAIN_S, group_start
 from .services import Services
 
-_OUTAGE_AGAIN_S = 2.0
 EVALUATION_PAGE = 16
 """Groups handed out at once; they are small."""
 
@@ -94,7 +93,7 @@ class EvaluationActivities:
         outage = await self._outage(request) if fresh else None
         await set_waiting(store, request.run_id, outage)
         if outage is not None:
-            return EvaluationPage(open=len(waiting), again_s=_OUTAGE_AGAIN_S)
+            return EvaluationPage(open=len(waiting), again_s=OUTAGE_AGAIN_S)
         room = max(0, at_once(row, fresh[0].size if fresh else 1) - len(request.running))
         starts = [await self._start(row.config, group) for group in fresh[: min(room, EVALUATION_PAGE)]]
         return EvaluationPage(groups=tuple(starts), open=len(waiting))

@@ -31,7 +31,7 @@ from ..db.publishing import (
 from ..inference.control import UNVERSIONED, EngineControl, publish
 from ..inference.engines import EngineAddress
 from ..inference.errors import EngineFailure
-from ..inference.probe import STRANGERS, TOLERANCE, Judgement, Probe, Verdict, judge, judge_checksums
+from ..inference.probe import FLOAT32_NOISE, STRANGERS, TOLERANCE, Judgement, Probe, Verdict, judge, judge_checksums
 from .entry import entered
 from .runs import ENDED
 from .services import Services
@@ -192,7 +192,9 @@ async def _proved(control: EngineControl, config: RunConfig, target: Wanted) -> 
         probe = _probe_of(material)
         measured = await control.score(probe.sequences, label=target.label)
         # Version 0 is what the noise is measured at: there, only strangers are told.
-        noise = STRANGERS / TOLERANCE if target.noise is None or target.version == 0 else max(target.noise, 1e-5)
+        noise = (
+            STRANGERS / TOLERANCE if target.noise is None or target.version == 0 else max(target.noise, FLOAT32_NOISE)
+        )
         found = judge(probe, measured, noise)
     if found.verdict is not Verdict.UNVERIFIABLE or verify == "logprobs" or not material.get("checksums"):
         return found

@@ -46,7 +46,7 @@ from .failures import bad_run_file, final
 from .services import Services
 
 ENDED = (RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED)
-_OUTAGE_AGAIN_S = 2.0
+OUTAGE_AGAIN_S = 2.0
 """An engine that returned is found within this."""
 _LOOK_AGAIN_S = 60.0
 _STREAK = 8
@@ -116,7 +116,7 @@ class RunActivities:
         outage = await engine_outage(services, request.run_id)
         if outage is not None:
             await set_waiting(services.store, request.run_id, outage)
-            return Admission(waiting_for=outage, again_s=_OUTAGE_AGAIN_S)
+            return Admission(waiting_for=outage, again_s=OUTAGE_AGAIN_S)
         streak = await failing_streak(services.store, row.run_id, max(_STREAK, row.concurrency), row.changed_at)
         if streak is not None:
             return await self._pause(row, streak)
@@ -132,7 +132,7 @@ class RunActivities:
             waiting = [group for group in found if group.state is GroupState.ADMITTED and group.evaluation is None]
             groups = waiting[-2 * PAGE :]
         starts = [await self._start(row.config, group) for group in groups]
-        again_s = _OUTAGE_AGAIN_S if admitted.fruitless else _PACE_S if admitted.more else _LOOK_AGAIN_S
+        again_s = OUTAGE_AGAIN_S if admitted.fruitless else _PACE_S if admitted.more else _LOOK_AGAIN_S
         return Admission(
             groups=tuple(starts),
             open=admitted.open,

@@ -163,7 +163,7 @@ class TrainingActivities:
             done = await self._done(run_id, claim) or await self._step(run_id, config, claim)
             if done is None:
                 raise waited_out("FencedOff", f"another trainer took batch {request.batch_no} of {run_id} over")
-            await self._track(run_id, config)
+            await self._track(run_id, config, done.step)
         return StepResult(
             step=done.step,
             version=done.version,
@@ -256,13 +256,12 @@ class TrainingActivities:
         root = self._services.home / "checkpoints" if chosen is None else Path(chosen)
         return root.absolute() / quote(run_id, safe="")
 
-    async def _track(self, run_id: str, config: RunConfig) -> None:
-        """Hand the metrics to whoever watches from outside; nothing that goes wrong there comes back."""
+    async def _track(self, run_id: str, config: RunConfig, step: int) -> None:
+        """Hand the metrics of `step` to whoever watches from outside; nothing that goes wrong there comes back."""
         if config.wandb is None or config.wandb.mode == "disabled":
             return
         tracker, fresh = self._services.tracker(run_id, config, config.wandb)
-        since = 0 if fresh else max(0, (await read_head(self._services.store, run_id)).version - 1)
-        for row in await train_steps(self._services.store, run_id, since=since):
+        for row in await train_steps(self._services.store, run_id, since=0 if fresh else step):
             tracker.log(row.version, row.metrics | {"staleness": float(row.staleness)})
 
 

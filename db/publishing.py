@@ -13,7 +13,7 @@ from ..contracts.states import PublicationState, RunState, sources
 from .batches import Head, head_of
 from .encoding import check_finite, clean, clean_or_none
 from .errors import Unknown
-from .store import Direct, Store
+from .store import Store
 
 
 @dataclass(frozen=True)
@@ -199,16 +199,6 @@ async def mark_published(store: Store, run_id: str, version: int) -> bool:
             (run_id, version),
         )
         return bool(done.rowcount)
-
-
-async def published_version(connection: Direct, run_id: str) -> int:
-    """The newest version that was published; -1: none."""
-    cursor = await connection.execute(
-        "SELECT coalesce(max(version), -1) FROM policy_versions WHERE run_id = %s AND published_at IS NOT NULL",
-        (run_id,),
-    )
-    row = await cursor.fetchone()
-    return -1 if row is None else int(row[0])
 
 
 async def add_first_version(store: Store, run_id: str, label: str, path: str, digest: str | None, probe: Any) -> Head:
