@@ -39,10 +39,11 @@ class BatchRef(Wire):
 
 
 class StepResult(Wire):
-    """A committed train step."""
+    """A committed train step, or that there is none: somebody abandoned its batch."""
 
     step: int
-    version: int
+    version: int | None
+    """None: the batch was abandoned and its groups are free for the next one."""
     loss: float | None = None
     reward: float | None = None
     """Mean over the scored episodes that were closed since the step before, filtered groups included."""
