@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.text import Text
 
 from ..contracts.episode import ToolOutcome
-from ..contracts.messages import ImagePart, Message, Role
+from ..contracts.messages import Message, Role
 from ..contracts.records import TurnRecord
 from ..contracts.text import one_line, printable
-from ..db.shown import Shown
+from ..db.shown import Shown, content_text, mean_logprob, turn_facts
 from ..inference.words import Decode, decoder
 
 _ROLES: Final = {Role.SYSTEM: "dim", Role.USER: "cyan", Role.ASSISTANT: "green", Role.TOOL: "magenta"}
@@ -36,17 +36,17 @@ def render_episode(shown: Shown, link: str | None, console: Console, *, tokens: 
     _note(console, f"{facts.environment} (version {facts.environment_version}), task {facts.task_key[:12]}, {kind}")
     decode = decoder(shown.run.config.model) if tokens else None
     for message in facts.prompt:
-        _say(console, message.role, _content(message))
+        _say(console, message.role, content_text(message))
     for record, turn in zip(facts.turns, episode.turns, strict=True):
         console.print()
-        _note(console, _turn_line(record))
+        _note(console, f"turn {record.turn}: {turn_facts(record)}")
         if decode is not None:
             _tokens(console, record, decode)
         _message(console, turn.message)
         for outcome in turn.outcomes:
             _outcome(console, outcome)
         for reply in turn.replies:
-            _say(console, reply.role, _content(reply))
+            _say(console, reply.role, content_text(reply))
         if turn.reward is not None:
             _note(console, f"step reward {turn.reward:g}")
     console.print()
@@ -57,32 +57,11 @@ def render_episode(shown: Shown, link: str | None, console: Console, *, tokens: 
         _note(console, link)
 
 
-def _turn_line(record: TurnRecord) -> str:
-    mean = mean_logprob(record)
-    versions = ", ".join(dict.fromkeys(f"version {span.version}" for span in record.spans)) or "no version"
-    parts = [
-        f"turn {record.turn}: {len(record.prompt_delta)} prompt + {len(record.sampled)} sampled tokens",
-        "no logprob" if mean is None else f"mean logprob {mean:.3f}",
-        versions,
-        f"finish {record.finish}",
-    ]
-    if record.opens_segment and record.turn > 0:
-        parts.append(f"opens segment {record.segment}")
-    if record.provisional:
-        parts.append("provisional")
-    return ", ".join(parts)
-
-
-def mean_logprob(record: TurnRecord) -> float | None:
-    """Mean log-probability of what a turn sampled; None where it sampled nothing."""
-    return math.fsum(record.logprobs) / len(record.logprobs) if record.logprobs else None
-
-
 def _message(console: Console, message: Message) -> None:
     if message.reasoning:
         _say(console, message.role, message.reasoning, name="thinks", style="dim")
     if message.text or not message.tool_calls:
-        _say(console, message.role, _content(message))
+        _say(console, message.role, content_text(message))
     for call in message.tool_calls:
         arguments = ", ".join(f"{name}={value!r}" for name, value in call.arguments.items())
         _say(console, message.role, call.raw if call.raw is not None else f"{call.name}({arguments})", name="calls")
@@ -138,14 +117,6 @@ def _legend(console: Console) -> None:
     for least, style in _SHADES:
         parts += [(f"≥ {least:g}" if least else "below", style), ", "]
     console.print(Text.assemble(*parts, ("not trained on", _UNTRAINED)), soft_wrap=True)
-
-
-def _content(message: Message) -> str:
-    """Text of a message; images by the beginning of their address."""
-    if isinstance(message.content, str):
-        return message.content
-    parts = (f"[image {part.url[:60]}]" if isinstance(part, ImagePart) else part.text for part in message.content)
-    return "".join(parts)
 
 
 def _say(console: Console, role: Role, text: str, *, name: str | None = None, style: str | None = None) -> None:

@@ -156,7 +156,7 @@ async def group_lines(
     values = {"run": run_id, "environment": environment, "state": state, "before": before, "limit": limit}
     async with store.direct() as connection:
         rows = await (await connection.execute(_GROUPS, values)).fetchall()
-    return [_line(run_id, *row) for row in rows]
+    return [_line(run_id, row) for row in rows]
 
 
 async def group_answers(store: Store, key: GroupKey) -> dict[int, Answer]:
@@ -174,18 +174,21 @@ async def group_answers(store: Store, key: GroupKey) -> dict[int, Answer]:
     }
 
 
-def _line(
-    run_id: str, group_no: int, kind: str, environment: str, evaluation: str | None, state: str, *rest: Any
-) -> GroupLine:
-    *facts, members = rest
+def _line(run_id: str, row: tuple[Any, ...]) -> GroupLine:
+    group_no, kind, environment, evaluation, state, failure, reason, size, mean, admitted_at, closed_at, members = row
     return GroupLine(
-        GroupKey(run_id=run_id, group_no=group_no),
-        kind,
-        environment,
-        evaluation,
-        GroupState(state),
-        *facts,
+        key=GroupKey(run_id=run_id, group_no=group_no),
+        kind=kind,
+        environment=environment,
+        evaluation=evaluation,
+        state=GroupState(state),
+        failure=failure,
+        reason=reason,
+        size=size,
+        mean_reward=mean,
+        admitted_at=admitted_at,
+        closed_at=closed_at,
         members=tuple(
-            MemberLine(member, attempt, EpisodeState(state), reward) for member, attempt, state, reward in members
+            MemberLine(member, attempt, EpisodeState(now), reward) for member, attempt, now, reward in members
         ),
     )

@@ -3,12 +3,14 @@
 Invariant: it is what the rows say; an episode that does not exist is answered with what there is instead.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
 from ..contracts.episode import Episode, Score
 from ..contracts.ids import EpisodeKey
-from ..contracts.records import EpisodeFacts
+from ..contracts.messages import ImagePart, Message
+from ..contracts.records import EpisodeFacts, TurnRecord
 from .episodes import episode_scores, episode_view, load_episode
 from .errors import Unknown
 from .groups import GroupFacts, load_group
@@ -56,3 +58,33 @@ def _what_there_is(group: GroupFacts) -> str:
     retried = [f"{member} (attempts 0 to {attempt})" for member, attempt in started.items() if attempt]
     several = f", retried: {', '.join(retried)}" if retried else ""
     return f"{where}, started: {', '.join(map(str, started))}{several}"
+
+
+def mean_logprob(record: TurnRecord) -> float | None:
+    """Mean log-probability of what a turn sampled; None where it sampled nothing."""
+    return math.fsum(record.logprobs) / len(record.logprobs) if record.logprobs else None
+
+
+def turn_facts(record: TurnRecord) -> str:
+    """How a turn was sampled, on one line."""
+    mean = mean_logprob(record)
+    versions = ", ".join(dict.fromkeys(f"version {span.version}" for span in record.spans)) or "no version"
+    parts = [
+        f"{len(record.prompt_delta)} prompt + {len(record.sampled)} sampled tokens",
+        "no logprob" if mean is None else f"mean logprob {mean:.3f}",
+        versions,
+        f"finish {record.finish}",
+    ]
+    if record.opens_segment and record.turn > 0:
+        parts.append(f"opens segment {record.segment}")
+    if record.provisional:
+        parts.append("provisional")
+    return ", ".join(parts)
+
+
+def content_text(message: Message) -> str:
+    """Text of a message; images by the beginning of their address."""
+    if isinstance(message.content, str):
+        return message.content
+    parts = (f"[image {part.url[:60]}]" if isinstance(part, ImagePart) else part.text for part in message.content)
+    return "".join(parts)
