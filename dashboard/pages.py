@@ -105,8 +105,8 @@ class Pages:
                 found = Read(fragment("message.html", self._links, message=_ABSENT), live=True)
             if pane.object != found.html:
                 pane.object = found.html
-            if after is not None:
-                after()
+            if after is not None and pn.state.curdoc is not None:
+                pn.state.curdoc.add_next_tick_callback(after)  # a chart's data changes under the document's lock only
             if not found.live:
                 again.stop()
 
