@@ -47,7 +47,7 @@ async def hostile_run(store: Store, model: Path) -> EpisodeKey:
     config = run_config(model={"path": str(model)}, engines=[{"url": "http://127.0.0.1:1"}])
     await create_run(store, run_id, config, mixture(HOSTILE))
     await put_engines(store, run_id, config.engines)
-    data = {"task_data": {HOSTILE: [HOSTILE + UNSTORABLE]}, "size": 2}
+    data: dict[str, Any] = {"task_data": {HOSTILE: [HOSTILE + UNSTORABLE]}, "size": 2}
     [group] = await admitted(store, run_id, **data)
     good, bad = group.key.episode(0), group.key.episode(1)
     for key in (good, bad):
