@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from atropos.inference.engines import Completion, Engine, EngineAddress, Progress, SampleRequest, WeightInfo
-from atropos.inference.vllm import connect_engine
+from atropos.inference.engines import Completion, Engine, EngineAddress, Progress, SampleRequest
+from atropos.inference.vllm import VllmEngine
 from temporalio import activity
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
 
@@ -52,31 +52,18 @@ def _place(name: str, argument: Any) -> str:
     return ".".join([name, *(str(number) for number in numbers if number is not None)])
 
 
-class DieWhenPaid:
+class DieWhenPaid(VllmEngine):
     """An engine's client that dies when tokens were sampled and paid for, and before they can be stored."""
 
-    def __init__(self, engine: Engine, boundaries: Boundaries) -> None:
-        self._engine = engine
+    def __init__(self, address: EngineAddress, vocabulary: int | None, boundaries: Boundaries) -> None:
+        super().__init__(address, vocabulary=vocabulary)
         self._boundaries = boundaries
-        self.engine_id = engine.engine_id
 
     async def sample(self, request: SampleRequest, progress: Progress | None = None) -> Completion:
-        completion = await self._engine.sample(request, progress)
+        completion = await super().sample(request, progress)
         found = _TURN.search(request.request_id)
         self._boundaries.reach(f"sample_turn.{found[1] if found else '?'}.paid")
         return completion
-
-    async def health(self) -> None:
-        await self._engine.health()
-
-    async def weight_info(self) -> WeightInfo:
-        return await self._engine.weight_info()
-
-    async def context_limit(self) -> int | None:
-        return await self._engine.context_limit()
-
-    async def close(self) -> None:
-        await self._engine.close()
 
 
 @dataclass(frozen=True)
@@ -86,4 +73,4 @@ class ConnectAndDie:
     boundaries: Boundaries
 
     def __call__(self, address: EngineAddress, *, vocabulary: int | None = None) -> Engine:
-        return DieWhenPaid(connect_engine(address, vocabulary=vocabulary), self.boundaries)
+        return DieWhenPaid(address, vocabulary, self.boundaries)
