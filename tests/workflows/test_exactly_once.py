@@ -27,9 +27,10 @@ from atropos.inference.engines import EngineAddress
 from atropos.tests.inference.engine.conftest import Running, engine_process
 from transformers import AutoTokenizer
 
+from ..support.armed import STOP
 from ..support.prefilled import Prefilled, prefilled
 from ..support.scripted import make_model
-from ..support.training_faults import POINTS, STOP
+from ..support.training_faults import POINTS
 from ..support.weights import add_weights
 from ..support.world import World, new_namespace
 
