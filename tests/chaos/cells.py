@@ -118,11 +118,9 @@ HANGS: Final = {
 }
 QUICK: Final = {
     "activities/sample_turn.paid",
-    "workflows/close_group.after",
     "trainer/half-written",
     "engine/reloading",
     "postgres/sample_turn.paid",
-    "temporal/committed",
 }
 """The few that the ordinary suite plays."""
 

@@ -33,7 +33,7 @@ class Where(EnvConfig):
     boundaries: str = ""
     """Folder of boundaries to die at, between an effect and its row; empty: it never dies."""
     points: str = ""
-    """Folder of points that a test arms."""
+    """Folder of points that a test arms; empty: there are none."""
     first: int = 0
     """The first task."""
     turns: int | None = None
@@ -183,7 +183,8 @@ class Points(Effects):
 
     def _touch(self, state: Count, ctx: Context) -> None:
         super()._touch(state, ctx)
-        Armed(Path(self.config.points)).reach("effect")
+        if self.config.points:
+            Armed(Path(self.config.points)).reach("effect")
 
 
 class Answers(Environment[Where, Count]):

@@ -17,19 +17,6 @@ from atropos.trainer import checkpoint
 
 from .armed import Armed
 
-POINTS = (
-    "leased",
-    "gradient",
-    "optimised",
-    "half-written",
-    "written",
-    "before-commit",
-    "committed",
-    "loaded",
-    "probing",
-)
-"""Where a trainer or publisher may die, in the order it comes by."""
-
 
 def armed(folder: Path) -> Replaced:
     """Put the points of `folder` around this process's own trainer and publisher."""
