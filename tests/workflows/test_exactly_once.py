@@ -1,5 +1,5 @@
-"""Training survives twins and broken engines: each step once, with the very same weights. Deaths at any point are cells of
-the fault bench (`tests/chaos`).
+"""Training survives twins and broken engines: each step once, with the very same weights. Deaths at any point are cells
+of the fault bench (`tests/chaos`).
 
 The trainer and the publisher are worker processes that are killed or stopped in earnest, and the engine is a process
 that holds what it was told to load.
