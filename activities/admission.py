@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from ..contracts.admission import next_environment, room, room_training, task_index
 from ..contracts.records import EngineRecord, NewGroup
+from ..contracts.runfile import RunConfig
 from ..contracts.states import EngineState, GroupState
 from ..contracts.training import TrainerKind
 from ..db.admission import AdmissionState, admission_state, admit
@@ -71,7 +72,6 @@ def _places(row: RunRow, state: AdmissionState) -> int:
         )
     if state.published < 0 and config.trainer.kind is TrainerKind.BUILTIN:
         return 0
-    left = config.trainer.steps - state.committed if config.trainer.kind is TrainerKind.BUILTIN else 2**31
     places = room_training(
         concurrency=state.concurrency,
         running=state.open,
@@ -79,7 +79,7 @@ def _places(row: RunRow, state: AdmissionState) -> int:
         ahead=config.staleness.max,
         unconsumed=unconsumed(state),
         unpublished=state.unpublished,
-        wanted=left * config.batch.groups,
+        wanted=(config.trainer.steps - state.committed) * config.batch.groups,
     )
     return places if config.budget.groups is None else min(places, max(0, config.budget.groups - state.counted))
 
@@ -92,16 +92,16 @@ def unconsumed(state: AdmissionState) -> int:
 
 def finished(row: RunRow, state: AdmissionState) -> bool:
     """Whether nothing more may be admitted, ever: the steps are done, or the budget is spent."""
-    trainer = row.config.trainer
-    return (trainer.kind is TrainerKind.BUILTIN and state.committed >= trainer.steps) or budget_spent(row, state)
+    config = row.config
+    return (config.trains and state.committed >= config.trainer.steps) or budget_spent(config, state)
 
 
-async def rollouts_over(store: Store, row: RunRow) -> bool:
+async def rollouts_over(store: Store, run_id: str, config: RunConfig) -> bool:
     """Whether a run with a budget will bring no further batch: it is spent, and too little is left of it."""
-    if row.config.budget.unlimited:
+    if config.budget.unlimited:
         return False
-    state = await admission_state(store, row.run_id)
-    return budget_spent(row, state) and unconsumed(state) < row.config.batch.groups
+    state = await admission_state(store, run_id)
+    return budget_spent(config, state) and unconsumed(state) < config.batch.groups
 
 
 def _why_full(row: RunRow, state: AdmissionState) -> str | None:
@@ -115,9 +115,9 @@ def _why_full(row: RunRow, state: AdmissionState) -> str | None:
     return f"the trainer works on step {state.committed}"
 
 
-def budget_spent(row: RunRow, state: AdmissionState) -> bool:
+def budget_spent(config: RunConfig, state: AdmissionState) -> bool:
     """Whether nothing more may be admitted, ever. Groups in flight still finish."""
-    budget = row.config.budget
+    budget = config.budget
     hours = (state.now - state.started_at).total_seconds() / 3600
     return (
         (budget.groups is not None and state.counted >= budget.groups)

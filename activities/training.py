@@ -42,6 +42,7 @@ from ..db.batches import (
     Waiting,
     claim_batch,
     commit_step,
+    committed_steps,
     lease_batch,
     live_checkpoints,
     read_head,
@@ -50,7 +51,7 @@ from ..db.batches import (
 from ..db.errors import Unknown
 from ..db.evaluations import list_evaluations
 from ..db.publishing import add_first_version
-from ..db.runs import RunRow, get_run
+from ..db.runs import run_state
 from ..db.samples import read_batch
 from ..db.store import Store
 from ..trainer import checkpoint
@@ -81,22 +82,26 @@ class LeaseActivities:
     @activity.defn(name=LEASE_BATCH.name)
     @entered
     async def lease_batch(self, request: RunRef) -> Lease:
-        store, started = self._services.store, time.monotonic()
+        store, run_id, started = self._services.store, request.run_id, time.monotonic()
         while True:
-            row = await get_run(store, request.run_id)
-            if row is None or row.state in ENDED:
+            state = await run_state(store, run_id)
+            if state is None or state in ENDED:
                 return Lease(done=True)
-            found = None if row.config.trainer.kind is TrainerKind.EXTERNAL else await lease_batch(store, row.run_id)
-            if isinstance(found, Leased):
-                return Lease(batch_no=found.batch_no, step=found.step, groups=found.groups)
-            waiting = "steps are taken elsewhere" if found is None else _waits_for(found)
-            if _no_more_steps(row, found) or await rollouts_over(store, row):
-                unfinished = await _between_steps(store, request.run_id)
+            config = (await self._services.run(run_id)).config
+            if config.trainer.kind is TrainerKind.EXTERNAL:
+                step, waiting = await committed_steps(store, run_id), "steps are taken elsewhere"
+            else:
+                found = await lease_batch(store, run_id, config)
+                if isinstance(found, Leased):
+                    return Lease(batch_no=found.batch_no, step=found.step, groups=found.groups)
+                step, waiting = found.committed, _waits_for(found)
+            if step >= config.trainer.steps or await rollouts_over(store, run_id, config):
+                unfinished = await _between_steps(store, run_id)
                 if not unfinished:
                     return Lease(done=True)
                 waiting = f"the evaluation {unfinished[0]} has not ended"
             if time.monotonic() - started >= _LEASE_S:
-                return Lease(step=found.committed if found else 0, waiting_for=waiting)
+                return Lease(step=step, waiting_for=waiting)
             await asyncio.sleep(_LOOK_EVERY_S)
 
 
@@ -159,10 +164,12 @@ class TrainingActivities:
         owner = f"{socket.gethostname()}/{os.getpid()}"
         async with self._busy:
             claim = await claim_batch(store, run_id, request.batch_no, owner)
+            if claim is None:
+                return StepResult(step=await committed_steps(store, run_id), version=None)
             config = (await self._services.run(run_id)).config
             done = await self._done(run_id, claim) or await self._step(run_id, config, claim)
             if done is None:
-                raise waited_out("FencedOff", f"another trainer took batch {request.batch_no} of {run_id} over")
+                raise waited_out("FencedOff", f"batch {request.batch_no} of {run_id} was taken over or abandoned")
             await self._track(run_id, config, done.step)
         return StepResult(
             step=done.step,
@@ -178,7 +185,7 @@ class TrainingActivities:
         return (await train_steps(self._services.store, run_id, since=claim.step))[0]
 
     async def _step(self, run_id: str, config: RunConfig, claim: Claim) -> StepRow | None:
-        """Take the step and commit it; None where another trainer took the batch meanwhile."""
+        """Take the step and commit it; None where another trainer took the batch meanwhile, or a person gave it up."""
         store = self._services.store
         learner = await self._at_head(run_id, config)
         self._learner = None  # until it is committed, memory is no version: whatever goes wrong, it is loaded again
@@ -263,10 +270,6 @@ class TrainingActivities:
         tracker, fresh = self._services.tracker(run_id, config, config.wandb)
         for row in await train_steps(self._services.store, run_id, since=0 if fresh else step):
             tracker.log(row.version, row.metrics | {"staleness": float(row.staleness)})
-
-
-def _no_more_steps(row: RunRow, found: Waiting | None) -> bool:
-    return found is not None and found.committed >= row.config.trainer.steps
 
 
 def _waits_for(found: Waiting) -> str:

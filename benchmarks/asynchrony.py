@@ -50,11 +50,11 @@ def document(policy: Path, engine: str, staleness: int, given: argparse.Namespac
         "model": {"path": str(policy)},
         "engines": [{"kind": "dev", "url": engine, "concurrency": AT_ONCE}],
         "environments": [{"id": "calculator", "group_size": 8}],
-        "sampling": {"max_tokens": 48},
+        "sampling": {"temperature": 0.8, "max_tokens": 48},
         "rollout": {"concurrency": given.groups},
         "batch": {"groups": given.groups, "when_short": "train", "resample_cap": 1},
         "staleness": {"max": staleness},
-        "trainer": {"kind": "builtin", "steps": given.steps, "optim": {"lr": given.lr, "warmup": 0}},
+        "trainer": {"kind": "builtin", "steps": given.steps, "optim": {"lr": given.lr, "decay": "linear"}},
         "eval": {"at_end": True, "sets": [{"id": "calculator", "split": "eval", "tasks": given.tasks}]},
     }
 
@@ -82,10 +82,10 @@ async def measure(stack: RunningStack, policy: Path, staleness: int, given: argp
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=24)
-    parser.add_argument("--groups", type=int, default=8, help="groups of 8 episodes a step")
-    parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--tasks", type=int, default=256, help="held-out tasks of the evaluation at the end")
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--groups", type=int, default=4, help="groups of 8 episodes a step")
+    parser.add_argument("--lr", type=float, default=7e-4)
+    parser.add_argument("--tasks", type=int, default=512, help="held-out tasks of the evaluation at the end")
     parser.add_argument("--model-s", type=float, default=1.5, help="seconds each completion sleeps first")
     given = parser.parse_args()
     home = Path(tempfile.mkdtemp(prefix="atropos-bench-", dir="/tmp"))

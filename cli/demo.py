@@ -10,7 +10,7 @@ import json
 import secrets
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from temporalio.client import Client
 
     from ..db.store import Store
+    from .chaos.beside import Chaos
     from .demo_report import RunReport
 
 _SEEDS: Final = 2**31
@@ -51,9 +52,15 @@ def command(
         int | None,
         typer.Option(min=0, max=_SEEDS - 1, help="Seed of policy, order of tasks and trainer; random unless given."),
     ] = None,
+    chaos: Annotated[
+        bool,
+        typer.Option("--chaos", help="Kill every component while it works, at moments that the seed decides."),
+    ] = False,
     json_only: Annotated[bool, typer.Option("--json-only", help="Print nothing but the JSON line.")] = False,
 ) -> None:
     """Run the demo and print what came of it; the last line of output is one JSON object."""
+    from .chaos.beside import Chaos
+    from .chaos.plan import plan
     from .demo_show import say_where, show_runs
     from .demo_verdict import judge, last_line
     from .progress import tiny_policy
@@ -72,12 +79,16 @@ def command(
             engine = stack.engine_url or ""
             configs = (demo_run(policy, engine, size, chosen), control_run(policy, engine, size, chosen))
             page = None if json_only else Console()
-            run, control = asyncio.run(_play(stack, configs, console, page))
-    verdict = judge(run, control, size)
+            kills = Chaos(plan(chosen, size.steps), console) if chaos else None
+            run, control = asyncio.run(_play(stack, configs, console, page, kills))
+    verdict = judge(run, control, size, kills.report if kills is not None else None)
     if not json_only:
         show_runs(run, control, verdict, Console())
         say_where(home, run, Console())
-    typer.echo(json.dumps(last_line(run, control, verdict, chosen, time.monotonic() - began)))
+    line = last_line(run, control, verdict, chosen, time.monotonic() - began)
+    if kills is not None and kills.report is not None:
+        line |= kills.report.figures()
+    typer.echo(json.dumps(line))
     if verdict.failures:
         raise CommandError("; ".join(verdict.failures))
 
@@ -103,7 +114,11 @@ def _alone(home: Path) -> Iterator[None]:
 
 
 async def _play(
-    stack: RunningStack, configs: tuple[RunConfig, RunConfig], console: Console, page: Console | None
+    stack: RunningStack,
+    configs: tuple[RunConfig, RunConfig],
+    console: Console,
+    page: Console | None,
+    kills: "Chaos | None",
 ) -> "tuple[RunReport, RunReport]":
     """The run and its control on this stack, one after the other. Raises CommandError where one failed."""
     from temporalio.client import Client
@@ -119,7 +134,7 @@ async def _play(
     store = await open_store(stack.database_url.get_secret_value(), pool_size=2)
     try:
         await _end_earlier(store, client)
-        run = await _one(stack, store, client, configs[0], console)
+        run = await _one(stack, store, client, configs[0], console, kills)
         console.print(Text("The control: the same with learning rate 0."))
         control = await _one(stack, store, client, configs[1], console)
         if page is not None:
@@ -130,7 +145,12 @@ async def _play(
 
 
 async def _one(
-    stack: RunningStack, store: "Store", client: "Client", config: RunConfig, console: Console
+    stack: RunningStack,
+    store: "Store",
+    client: "Client",
+    config: RunConfig,
+    console: Console,
+    kills: "Chaos | None" = None,
 ) -> "RunReport":
     from .demo_report import read_report
     from .run_start import new_run_id, start_run
@@ -141,7 +161,8 @@ async def _one(
     if stack.temporal_ui is not None:
         link = access.workflow_page(stack.temporal_ui, started.run_id)
         console.print(Text(f"Watch it while it runs: {link}"), soft_wrap=True)
-    state = await follow(store, client, started.run_id, console)
+    async with kills.beside(stack, store, client, started.run_id) if kills is not None else nullcontext():
+        state = await follow(store, client, started.run_id, console)
     if state is not RunState.COMPLETED:
         raise CommandError(f"{started.run_id} ended as {state}; see the logs in {stack.home.logs}.")
     return await read_report(store, started.run_id, config)

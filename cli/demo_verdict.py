@@ -7,6 +7,7 @@ never looks like a whole one that passed.
 from dataclasses import dataclass
 from typing import Any, Final
 
+from .chaos.report import ChaosReport
 from .demo_report import RunReport
 from .demo_run import DemoSize
 
@@ -25,7 +26,7 @@ class Verdict:
     """Names of the figures of the last line that were not judged."""
 
 
-def judge(run: RunReport, control: RunReport, size: DemoSize) -> Verdict:
+def judge(run: RunReport, control: RunReport, size: DemoSize, chaos: ChaosReport | None = None) -> Verdict:
     """Hold the figures against their bounds."""
     bounds = (
         ("reward_first", run.reward_first, None, _FIRST_AT_MOST, size.begins),
@@ -45,6 +46,8 @@ def judge(run: RunReport, control: RunReport, size: DemoSize) -> Verdict:
             failures.append(f"{name} is {value:.3f}; at most {most:.2f} is expected")
     for report in (run, control):
         failures += [f"the audit of {report.run}: {one.check}: {one.row}" for one in report.audit.violations]
+    if chaos is not None:
+        failures += chaos.failures
     return Verdict(tuple(failures), tuple(name for name, *_, judged in bounds if not judged))
 
 

@@ -25,6 +25,7 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "env": ("cli.env:app", "Try and check environments in the terminal."),
     "run": ("cli.run:app", "Check, start, watch and steer runs."),
     "episode": ("cli.episode:app", "Read episodes: the conversation, its tokens and its reward."),
+    "audit": ("cli.audit:command", "Prove a run's ledger: its rows against each other and against Temporal."),
     "policy": ("cli.policy:app", "Make the tiny policy of the dev stack."),
     "worker": ("cli.worker:command", "Serve workflows and activities until stopped (the same as atropos-worker)."),
 }

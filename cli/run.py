@@ -265,6 +265,18 @@ def cancel(run: _Run, reason: Annotated[str, typer.Option(help="Why, for others 
     typer.echo(f"{run_id} is cancelled.")
 
 
+@app.command("abandon-batch")
+def abandon_batch(run: _Run) -> None:
+    """Take the batch being trained on away from its trainer; its groups are free for the next batch."""
+    from .run_steer import abandon
+
+    async def do() -> str:
+        async with access.opened_store(load_settings()) as store:
+            return await abandon(store, await access.find_run(store, run))
+
+    typer.echo(asyncio.run(do()))
+
+
 @app.command()
 def concurrency(
     run: _Run, groups: Annotated[int, typer.Argument(min=1, max=2000, help="Groups in flight at once.")]

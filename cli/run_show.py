@@ -12,7 +12,6 @@ from rich.table import Table
 from rich.text import Text
 
 from ..contracts.states import EpisodeState, RunState
-from ..contracts.training import TrainerKind
 from ..db.batches import Progress
 from ..db.evaluations import EvaluationRow
 from ..db.runs import RunRow
@@ -122,7 +121,7 @@ def _episodes(totals: EpisodeTotals) -> str:
 
 
 def _training(row: RunRow, training: Progress) -> str:
-    of = f" of {row.config.trainer.steps}" if row.config.trainer.kind is TrainerKind.BUILTIN else ""
+    of = f" of {row.config.trainer.steps}" if row.config.trains else ""
     held = "none yet" if training.published < 0 else f"version {training.published}"
     text = f"{training.committed}{of} steps, engines hold {held}"
     if training.last is not None:

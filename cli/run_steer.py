@@ -151,6 +151,19 @@ async def query(handle: "WorkflowHandle[Any, Any]", name: str, answer: type[Answ
     return found
 
 
+async def abandon(store: "Store", row: "RunRow") -> str:
+    """Give the run's leased batch up; what was done, in words. Raises CommandError where there is none."""
+    from ..db.batches import abandon_batch, leased_batch
+
+    leased = await leased_batch(store, row.run_id)
+    if leased is None or not await abandon_batch(store, row.run_id, leased.batch_no):
+        raise CommandError(f"{row.run_id} has no batch to abandon: none is being trained on.")
+    return (
+        f"{row.run_id}: batch {leased.batch_no} of step {leased.step} is abandoned: its trainer cannot commit it any "
+        f"more, and its {leased.groups} groups are free for the next batch."
+    )
+
+
 async def update(client: "Client", row: "RunRow", name: str, arguments: Sequence[Any]) -> RunState:
     """Run an update of the run's workflow. Raises CommandError saying who is missing or why it was refused."""
     from temporalio.client import WorkflowUpdateFailedError, WorkflowUpdateRPCTimeoutOrCancelledError

@@ -18,7 +18,6 @@ from rich.text import Text
 
 from ..contracts.runfile import RunConfig
 from ..contracts.states import EpisodeState, RunState
-from ..contracts.training import TrainerKind
 from ..settings import Settings
 from .access import opened_store
 from .run_show import episodes_in, wall_seconds
@@ -145,7 +144,7 @@ class Extent:
     def of(cls, config: RunConfig | None) -> "Extent":
         if config is None:
             return cls("episodes", None)
-        if config.trainer.kind is TrainerKind.BUILTIN:
+        if config.trains:
             return cls("steps", config.trainer.steps)
         return cls("episodes", expected_episodes(config))
 

@@ -13,7 +13,6 @@ from typing import Any, Final
 from ..contracts.ids import weight_label
 from ..contracts.records import BadRecord
 from ..contracts.runfile import RunConfig
-from ..contracts.training import TrainerKind
 from .encoding import check_finite, clean, encode
 from .errors import Refused, Unknown
 from .runs import unknown_run
@@ -76,7 +75,7 @@ class StepRow:
     metrics: dict[str, float]
 
 
-_LOCK: Final = "SELECT config FROM runs WHERE run_id = %(run)s FOR NO KEY UPDATE"
+_LOCK: Final = "SELECT FROM runs WHERE run_id = %(run)s FOR NO KEY UPDATE"
 
 _COUNTS: Final = """
 SELECT (SELECT count(*) FROM train_steps WHERE run_id = %(run)s),
@@ -122,16 +121,19 @@ WITH reported AS (
 ), means AS (
   SELECT avg(reward) AS mean, count(reward) AS n FROM newest WHERE state = 'done'
 )
-INSERT INTO batches (run_id, batch_no, step, reward_mean, rewards, filtered, stale)
-SELECT %(run)s, %(batch)s, %(step)s, mean, n, (SELECT count(*) FROM reported WHERE state = 'filtered'), %(stale)s
+INSERT INTO batches (run_id, batch_no, step, fence, reward_mean, rewards, filtered, stale)
+SELECT %(run)s, %(batch)s, %(step)s,
+  (SELECT coalesce(max(fence), 0) FROM batches WHERE run_id = %(run)s AND step = %(step)s),
+  mean, n, (SELECT count(*) FROM reported WHERE state = 'filtered'), %(stale)s
 FROM means
 """
+"""Fences go on where those of abandoned batches of the step ended: step and fence name a checkpoint's files."""
 
 _CLAIM: Final = """
 UPDATE batches SET fence = fence + CASE state WHEN 'leased' THEN 1 ELSE 0 END,
   owner = CASE state WHEN 'leased' THEN %(owner)s ELSE owner END
-WHERE run_id = %(run)s AND batch_no = %(batch)s AND state <> 'abandoned'
-RETURNING step, fence, state = 'committed', reward_mean, rewards, filtered, stale
+WHERE run_id = %(run)s AND batch_no = %(batch)s
+RETURNING state = 'abandoned', step, fence, state = 'committed', reward_mean, rewards, filtered, stale
 """
 
 _COMMIT: Final = """
@@ -144,14 +146,16 @@ _STEPS: Final = (
 )
 
 
-async def lease_batch(store: Store, run_id: str) -> Leased | Waiting:
+async def lease_batch(store: Store, run_id: str, config: RunConfig | None = None) -> Leased | Waiting:
     """The batch of the next step: the one there is, or a new one where enough groups are sealed.
 
-    Groups too stale for that step are dropped on the way. Raises Unknown.
+    Groups too stale for that step are dropped on the way. `config`: the run's file, for whoever has it; it never
+    changes. Raises Unknown.
     """
     values: dict[str, Any] = {"run": run_id}
     async with store.direct() as connection, connection.transaction():
-        config = await _locked(connection, run_id)
+        await _lock(connection, run_id)
+        config = config or await _config(connection, run_id)
         current = await (await connection.execute(_CURRENT, values)).fetchone()
         if current is not None:
             return Leased(*current)
@@ -177,7 +181,7 @@ async def lease_batch(store: Store, run_id: str) -> Leased | Waiting:
 
 def _steps_done(config: RunConfig, committed: int) -> bool:
     """Short batches leave groups over: they must not become a step that nobody asked for."""
-    return config.trainer.kind is TrainerKind.BUILTIN and committed >= config.trainer.steps
+    return committed >= config.trainer.steps
 
 
 def _enough(config: RunConfig, ready: int, drawn: int) -> bool:
@@ -186,21 +190,29 @@ def _enough(config: RunConfig, ready: int, drawn: int) -> bool:
     return ready >= wanted or (short and ready > 0)
 
 
-async def claim_batch(store: Store, run_id: str, batch_no: int, owner: str) -> Claim:
-    """Take a batch: whoever held it before cannot commit it any more. Raises Unknown."""
+async def claim_batch(store: Store, run_id: str, batch_no: int, owner: str) -> Claim | None:
+    """Take a batch: whoever held it before cannot commit it any more. None where it was abandoned. Raises Unknown."""
     async with store.direct() as connection:
         cursor = await connection.execute(_CLAIM, {"run": run_id, "batch": batch_no, "owner": clean(owner)})
         row = await cursor.fetchone()
     if row is None:
         raise Unknown(f"The run {run_id} has no batch {batch_no} to train on.")
-    return Claim(batch_no, *row)
+    abandoned, *claim = row
+    return None if abandoned else Claim(batch_no, *claim)
+
+
+async def leased_batch(store: Store, run_id: str) -> Leased | None:
+    """The batch that somebody trains on, or may."""
+    async with store.direct() as connection:
+        row = await (await connection.execute(_CURRENT, {"run": run_id})).fetchone()
+    return None if row is None else Leased(*row)
 
 
 async def abandon_batch(store: Store, run_id: str, batch_no: int) -> bool:
     """Free all groups of a leased batch; whether there was one. Its trainer cannot commit it any more."""
     values = {"run": run_id, "batch": batch_no}
     async with store.direct() as connection, connection.transaction():
-        await _locked(connection, run_id)
+        await _lock(connection, run_id)
         done = await connection.execute(
             "UPDATE batches SET state = 'abandoned', ended_at = now()"
             " WHERE run_id = %(run)s AND batch_no = %(batch)s AND state = 'leased'",
@@ -243,7 +255,7 @@ async def commit_step(
     version = claim.step + 1
     values = {"run": run_id, "batch": claim.batch_no, "fence": claim.fence, "step": claim.step, "version": version}
     async with store.direct() as connection, connection.transaction():
-        await _locked(connection, run_id)
+        await _lock(connection, run_id)
         if not (await connection.execute(_COMMIT, values)).rowcount:
             return None
         newest = await head_of(connection, run_id)
@@ -285,6 +297,12 @@ async def train_steps(store: Store, run_id: str, since: int = 0) -> list[StepRow
             f"{_STEPS} AND step >= %(since)s ORDER BY step", {"run": run_id, "since": since}
         )
         return [StepRow(*row) for row in await cursor.fetchall()]
+
+
+async def committed_steps(store: Store, run_id: str) -> int:
+    async with store.direct() as connection:
+        [count] = await _one(connection, "SELECT count(*) FROM train_steps WHERE run_id = %(run)s", {"run": run_id})
+    return int(count)
 
 
 @dataclass(frozen=True)
@@ -340,11 +358,14 @@ async def live_checkpoints(store: Store, run_id: str, keep: int) -> set[str]:
         return {row[0] for row in await cursor.fetchall()}
 
 
-async def _locked(connection: Direct, run_id: str) -> RunConfig:
-    row = await (await connection.execute(_LOCK, {"run": run_id})).fetchone()
-    if row is None:
+async def _lock(connection: Direct, run_id: str) -> None:
+    if not (await connection.execute(_LOCK, {"run": run_id})).rowcount:
         raise unknown_run(run_id)
-    return RunConfig.model_validate(row[0])
+
+
+async def _config(connection: Direct, run_id: str) -> RunConfig:
+    [document] = await _one(connection, "SELECT config FROM runs WHERE run_id = %(run)s", {"run": run_id})
+    return RunConfig.model_validate(document)
 
 
 async def _one(connection: Direct, query: str, values: Mapping[str, Any]) -> Sequence[Any]:

@@ -31,6 +31,7 @@ __all__ = [
     "get_run",
     "is_live",
     "list_runs",
+    "run_state",
     "run_summary",
     "set_run_state",
     "set_waiting",
@@ -119,6 +120,13 @@ async def get_run(store: Store, run_id: str) -> RunRow | None:
     async with store.begin() as connection:
         found = await _read(connection, Run.run_id == run_id, 1)
     return found[0] if found else None
+
+
+async def run_state(store: Store, run_id: str) -> RunState | None:
+    """What changes about a run while others wait, read without its file."""
+    async with store.direct() as connection:
+        row = await (await connection.execute("SELECT state FROM runs WHERE run_id = %s", (run_id,))).fetchone()
+    return None if row is None else RunState(row[0])
 
 
 async def list_runs(store: Store, limit: int = 50) -> list[RunRow]:

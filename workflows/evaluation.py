@@ -43,8 +43,8 @@ class EvaluationWorkflow:
             if not page.open:
                 break
             for group in page.groups:
+                self._running.add(group.key.group_no)  # before it can say that it closed
                 await start_group(group)
-                self._running.add(group.key.group_no)
             workflow.set_current_details(f"{page.open} tasks to go, {len(self._running)} in flight")
             await self._wait(timedelta(seconds=page.again_s))
             if workflow.info().is_continue_as_new_suggested():

@@ -63,7 +63,7 @@ class TrainerWorkflow:
             if lease.done:
                 self._trained = True
                 break
-            if lease.batch_no is None or not self._builtin:
+            if lease.batch_no is None:
                 self._say(f"step {lease.step}: {lease.waiting_for}")
             else:
                 await self._step(lease.batch_no, lease.step, lease.groups)
@@ -77,6 +77,9 @@ class TrainerWorkflow:
         self._say(f"step {step}: training on {groups} groups")
         batch = train.BatchRef(run_id=self._run.run_id, batch_no=batch_no)
         result = await scheduled(train.TRAIN_STEP, batch, summary=f"step {step}: {groups} groups")
+        if result.version is None:
+            self._say(f"step {step}: its batch was abandoned")
+            return
         loss, reward = (f"{value:.4g}" if value is not None else "?" for value in (result.loss, result.reward))
         self._say(f"step {step} made version {result.version}: loss {loss}, reward {reward}")
         for name in result.evaluations:

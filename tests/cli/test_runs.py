@@ -73,6 +73,7 @@ async def test_what_does_not_exist_is_said_in_one_sentence(world: World, atropos
         (("run", "start", "-f", str(run_file), "--id", "known"), "There is a run called run/known already"),
         (("run", "pause", "known"), "run/known is completed and cannot be changed any more."),
         (("run", "cancel", "known"), "run/known is completed already."),
+        (("run", "abandon-batch", "known"), "run/known has no batch to abandon: none is being trained on."),
         (("run", "weights", "known", "Answers"), "'Answers' is no LABEL=WEIGHT"),
         (("run", "weights", "known", "Answers=0"), "with a weight above 0"),
     ):

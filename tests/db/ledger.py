@@ -85,4 +85,5 @@ async def stepped(store: Store, run_id: str) -> None:
     leased = await lease_batch(store, run_id)
     assert isinstance(leased, Leased)
     claim = await claim_batch(store, run_id, leased.batch_no, "me")
+    assert claim is not None
     assert await commit_step(store, run_id, claim, path="there", digest="d", metrics={"loss": -0.5}) is not None

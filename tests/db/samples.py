@@ -159,7 +159,9 @@ async def sealing(store: Store, key: GroupKey, members: list[EpisodeKey], *, min
 
 
 async def claimed(store: Store, run_id: str, batch_no: int = 0) -> Claim:
-    return await claim_batch(store, run_id, batch_no, "me")
+    claim = await claim_batch(store, run_id, batch_no, "me")
+    assert claim is not None
+    return claim
 
 
 async def committed(store: Store, run_id: str, claim: Claim, **changes: Any) -> StepRow | None:

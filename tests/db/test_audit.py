@@ -40,7 +40,16 @@ async def damaged(store: Store, database: str, *statements: str) -> Audit:
 async def test_a_sound_ledger_has_no_violation(store: Store) -> None:
     found = await audit_run(store, await ledger(store))
     assert found.violations == ()
-    assert found.checked == {"groups": 9, "batches": 3, "steps": 2, "turns": 18, "spans": 16}
+    assert found.checked == {
+        "groups": 9,
+        "episodes": 18,
+        "batches": 3,
+        "steps": 2,
+        "turns": 18,
+        "calls": 0,
+        "scores": 0,
+        "spans": 16,
+    }
 
 
 GROUP = "UPDATE groups SET state = '{}' WHERE run_id = ':run' AND group_no = {}"
@@ -93,8 +102,8 @@ SAMPLED_BY_0 = [("published", f"turn {group}/{member}/0/0") for group in (0, 1) 
         pytest.param([FIRST_TURN.format("seq = 0")], [("published", "turn 0/0/0/0")], id="sampled before publication"),
         pytest.param([TURN.format("incarnation = 'second'")], [("published", "turn 2/1/0/0")], id="by another life"),
         pytest.param(
-            [TURN.format("""spans = '[[":label", 0, 0, 1], [":label", 0, 1, 3, ":engine", "second"]]'""")],
-            [("published", "turn 2/1/0/0")],
+            [FIRST_TURN.format("""spans = '[[":label", 0, 0, 1], [":label", 0, 1, 3, ":engine", "second"]]'""")],
+            [("published", "turn 0/0/0/0")],
             id="a part by another life",
         ),
         pytest.param([TURN.format("""spans = '[["x", 1, 0, 3]]'""")], [("published", "turn 2/1/0/0")], id="misnamed"),

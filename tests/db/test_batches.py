@@ -17,6 +17,7 @@ from atropos.db.batches import (
     abandon_batch,
     claim_batch,
     lease_batch,
+    leased_batch,
     live_checkpoints,
     read_head,
     train_steps,
@@ -218,10 +219,11 @@ async def test_abandoning_frees_every_group_of_the_batch(store: Store) -> None:
     assert not await abandon_batch(store, run_id, 0)
     assert await state_of(store, keys[0]) is GroupState.SEALED
     assert await committed(store, run_id, claim) is None
-    with pytest.raises(Unknown, match="no batch 0 to train on"):
-        await claimed(store, run_id)
-    assert await lease_batch(store, run_id) == Leased(1, 0, 1)
+    assert await claim_batch(store, run_id, 0, "me") is None
+    assert await leased_batch(store, run_id) is None
+    assert await lease_batch(store, run_id) == await leased_batch(store, run_id) == Leased(1, 0, 1)
     again = await claimed(store, run_id, 1)
+    assert again.fence > claim.fence  # both name files by step and fence
     assert (again.rewards, again.filtered, again.reward_mean) == (4, 1, 0.75)
     assert await committed(store, run_id, again) is not None
     assert not await abandon_batch(store, run_id, 1)
@@ -284,11 +286,12 @@ class Trainings(RuleBasedStateMachine):
     @rule(data=st.data())
     def take_over(self, data: st.DataObject) -> None:
         number = data.draw(st.sampled_from(self.claims)).batch_no
-        try:
-            self.claims.append(self.do(claimed(self.store, self.run_id, number)))
-        except Unknown:
-            states = self.do(rows(self.store, "SELECT state FROM batches WHERE run_id = %s", self.run_id))
-            assert ("abandoned",) in states
+        claim = self.do(claim_batch(self.store, self.run_id, number, "me"))
+        if claim is not None:
+            self.claims.append(claim)
+            return
+        query = "SELECT state FROM batches WHERE run_id = %s AND batch_no = %s"
+        assert self.do(rows(self.store, query, self.run_id, number)) == [("abandoned",)]
 
     @precondition(lambda self: self.claims)
     @rule(data=st.data())
@@ -316,6 +319,11 @@ class Trainings(RuleBasedStateMachine):
         assert versions == list(range(self.version + 1))
         assert (steps or []) == [[number, number + 1, 2] for number in range(self.version)]
         assert leased <= 1
+
+    @invariant()
+    def no_two_claims_name_the_same_files(self) -> None:
+        named = {(claim.step, claim.fence): claim.batch_no for claim in self.claims if not claim.committed}
+        assert len(named) == len({(one.step, one.batch_no, one.fence) for one in self.claims if not one.committed})
 
 
 _SEAL = """

@@ -10,19 +10,21 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from atropos.cli.run_steer import why_engines
+from atropos.cli.errors import CommandError
+from atropos.cli.run_steer import abandon, why_engines
 from atropos.contracts import activities_training
 from atropos.contracts.ids import weight_label
 from atropos.contracts.queues import WorkerRole
 from atropos.contracts.runfile import EngineKind
 from atropos.contracts.states import RunState
 from atropos.db.engines import engines_of
+from atropos.db.runs import get_run
 from atropos.inference.control import UNVERSIONED, EngineControl
 from atropos.inference.engines import EngineAddress
 from atropos.tests.inference.engine.conftest import Running, engine_process
@@ -121,7 +123,7 @@ async def ended_well(bench: Prefilled, run_id: str, checkpoints: list[str]) -> N
     assert steps == [(number, number + 1, 2) for number in range(last)]
     trained = bench.rows(
         "SELECT g.state, count(*), count(DISTINCT b.group_no) FROM groups g"
-        " JOIN batch_groups b USING (run_id, group_no) WHERE run_id = %s GROUP BY g.state",
+        " JOIN batch_groups b USING (run_id, group_no) WHERE run_id = %s AND b.live GROUP BY g.state",
         run_id,
     )
     assert trained == [("trained", 2 * last, 2 * last)]
@@ -187,6 +189,35 @@ async def test_of_two_living_trainers_one_commits_and_the_other_starts_from_its_
     fences = worker.rows("SELECT fence FROM train_steps WHERE run_id = %s ORDER BY step", handle.id)
     assert fences == [(1,), (2,), (1,)]
     assert worker.files(handle.id) == worker.kept(handle.id)
+
+
+@pytest.mark.parametrize("taken_over", [False, True], ids=["by its trainer again", "by another trainer"])
+async def test_an_abandoned_batch_is_refused_and_its_groups_are_trained_once(
+    worker: Prefilled, undisturbed: list[str], taken_over: bool
+) -> None:
+    """Abandoned while its trainer, with the checkpoint written, is about to commit it."""
+    async with AsyncExitStack() as others:
+        worker.points.arm("before-commit", STOP)
+        handle = await worker.start(STEPS)
+        with held(worker, "before-commit"):
+            await until(lambda: worker.points.stopped("before-commit"))
+            [(run, batch)] = worker.rows("SELECT run_id, batch_no FROM batches WHERE state = 'leased'")
+            assert (run, batch) == (handle.id, 1)
+            row = await get_run(worker.store, handle.id)
+            assert row is not None
+            assert await abandon(worker.store, row) == (
+                f"{handle.id}: batch 1 of step 1 is abandoned: its trainer cannot commit it any more, and its 2 groups "
+                "are free for the next batch."
+            )
+            if taken_over:
+                await others.enter_async_context(worker.worker("successor", [WorkerRole.TRAINER]))
+                await until(lambda: worker.committed(handle.id) == 2)
+            go_on(worker, "before-commit")
+            await ended_well(worker, handle.id, undisturbed)
+    with pytest.raises(CommandError, match="has no batch to abandon"):
+        await abandon(worker.store, row)
+    batches = worker.rows("SELECT batch_no, step, state FROM batches WHERE run_id = %s ORDER BY 1", handle.id)
+    assert batches == [(0, 0, "committed"), (1, 1, "abandoned"), (2, 1, "committed"), (3, 2, "committed")]
 
 
 async def test_wrong_weights_under_the_right_name_are_told_and_the_next_version_heals(
