@@ -90,6 +90,20 @@ class Effects(Environment[Where, Count]):
         return state.calls
 
 
+class Letters(Environment[Where, Count]):
+    """Rewards what any model says about half of the time, for no reason."""
+
+    def task(self, split: str, index: int) -> Task[Place]:
+        return Task(data=Place(at={"train": 0, "eval": 1, "test": 2}[split] * 10**6 + index))
+
+    def prompt(self, task: Task[Place]) -> str:
+        return f"Say {task.data.at}."
+
+    @reward(run="inline")
+    def answered(self, episode: Episode) -> float:
+        return float(len(episode.answer) % 2)
+
+
 class Deadly(Effects):
     """Member 0 of each group ends its process: in the tool of its first turn, or in its reward (`where`)."""
 

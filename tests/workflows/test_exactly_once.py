@@ -8,7 +8,6 @@ that holds what it was told to load.
 import asyncio
 import os
 import signal
-import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
@@ -27,10 +26,10 @@ from atropos.db.engines import engines_of
 from atropos.db.runs import get_run
 from atropos.inference.control import UNVERSIONED, EngineControl
 from atropos.inference.engines import EngineAddress
-from atropos.tests.inference.engine.conftest import Running, engine_process
 from transformers import AutoTokenizer
 
 from ..support.armed import STOP
+from ..support.dev_engine import dev_engine, free_port
 from ..support.prefilled import Prefilled, prefilled
 from ..support.scripted import make_model
 from ..support.weights import add_weights
@@ -55,13 +54,6 @@ def quick_to_notice() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return add_weights(make_model(tmp_path_factory.mktemp("policy")))
-
-
-@contextmanager
-def dev_engine(model: Path, journal: Path, port: int = 0) -> Iterator[Running]:
-    small = ["--port", str(port), "--max-model-len", "512", "--max-num-seqs", "4", "--kv-cache-mb", "16"]
-    with engine_process(model, journal, *small, "--threads", "1") as running:
-        yield running
 
 
 @pytest.fixture(scope="module")
@@ -250,8 +242,7 @@ async def test_wrong_weights_under_the_right_name_are_told_and_the_next_version_
 async def test_an_engine_killed_while_it_loads_is_loaded_again_when_it_is_back(
     worker: Prefilled, undisturbed: list[str], model: Path, tmp_path: Path
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
     own = replace(worker, engines=[f"http://127.0.0.1:{port}/v1", NOBODY])
     worker.points.arm("loaded", STOP, passes=0)
     with held(worker, "loaded"):
