@@ -70,7 +70,7 @@ def _places(row: RunRow, state: AdmissionState) -> int:
         return room(
             concurrency=state.concurrency, running=state.open, counted=state.counted, budget=config.budget.groups
         )
-    if state.published < 0 and config.trainer.kind is TrainerKind.BUILTIN:
+    if state.published < 0:
         return 0
     places = room_training(
         concurrency=state.concurrency,
@@ -108,8 +108,9 @@ def _why_full(row: RunRow, state: AdmissionState) -> str | None:
     """Why a run with a trainer admits nothing although it could run more; None where enough is in flight."""
     if not row.config.trains or state.open:
         return None
-    if state.published < 0 and row.config.trainer.kind is TrainerKind.BUILTIN:
-        return "the first weights are being loaded into the engines"
+    if state.published < 0:
+        loading = "the first weights are being loaded into the engines"
+        return loading if row.config.trainer.kind is TrainerKind.BUILTIN else f"its trainer has not begun, or {loading}"
     if state.unpublished:
         return f"version {state.committed} is on its way to the engines"
     return f"the trainer works on step {state.committed}"

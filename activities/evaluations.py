@@ -20,7 +20,6 @@ from ..contracts.reasons import FailureKind
 from ..contracts.records import NewGroup
 from ..contracts.runfile import EvalSet, RunConfig, evaluated_version
 from ..contracts.states import EvaluationState, RunState
-from ..contracts.training import TrainerKind
 from ..db.admission import insert_evaluation_groups
 from ..db.engines import versions
 from ..db.evaluations import evaluation_groups, finish_evaluation, get_evaluation, start_evaluation
@@ -75,7 +74,7 @@ class EvaluationActivities:
         if named is not None:
             return named
         newest = max((await versions(self._services.store, request.run_id)).values(), default=None)
-        if newest is None and config.trainer.kind is TrainerKind.BUILTIN:
+        if newest is None and config.trains:
             raise waited_out("NoVersion", "the trainer has not loaded the first weights yet")
         return newest
 

@@ -30,11 +30,11 @@ from ..contracts.activities import (
 from ..contracts.reasons import FailureKind
 from ..contracts.runfile import EnvironmentConfig, RunConfig, RunFileError, parse_run
 from ..contracts.states import GroupState, RunState
-from ..db.engines import put_engines
 from ..db.errors import RunExists
 from ..db.events import add_event
 from ..db.groups import GroupRow, close_group, fail_orphans, failing_streak, open_groups
-from ..db.runs import NewEnvironment, RunRow, create_run, get_run, set_run_state, set_waiting, tune_run
+from ..db.registration import register_run
+from ..db.runs import NewEnvironment, RunRow, get_run, set_run_state, set_waiting, tune_run
 from ..environments.faults import EnvironmentProblem
 from ..environments.loaded import LoadedEnvironment
 from ..environments.splits import check_disjoint, require_size
@@ -70,8 +70,7 @@ class RunActivities:
             _refuse_unsupported(config)
             environments = [await self._environment(config, chosen) for chosen in config.environments]
             await asyncio.to_thread(load_renderer, config.model)
-            row = await create_run(self._services.store, request.run_id, config, environments)
-            await put_engines(self._services.store, request.run_id, config.engines)
+            row = await register_run(self._services.store, request.run_id, config, environments)
         except (RunFileError, EnvironmentProblem, TokensError, RunExists) as error:
             raise bad_run_file(str(error)) from error
         return RunPlan(

@@ -26,6 +26,8 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "run": ("cli.run:app", "Check, start, watch and steer runs."),
     "episode": ("cli.episode:app", "Read episodes: the conversation, its tokens and its reward."),
     "audit": ("cli.audit:command", "Prove a run's ledger: its rows against each other and against Temporal."),
+    "sft-gen": ("cli.export:sft_gen", "Write scored episodes as JSON lines for supervised fine-tuning."),
+    "dpo-gen": ("cli.export:dpo_gen", "Write pairs of answers as JSON lines for preference optimisation."),
     "policy": ("cli.policy:app", "Make the tiny policy of the dev stack."),
     "worker": ("cli.worker:command", "Serve workflows and activities until stopped (the same as atropos-worker)."),
 }

@@ -52,9 +52,15 @@ def config_from(file: Path, changes: list[str] | None, engines: list[str] | None
 @app.command()
 def check(file: _File, changes: _Set = None, engines: _Engine = None) -> None:
     """Check a run file and show what the run will be, its first prompts as tokens."""
+    from ..db.errors import StoreError
     from .run_check import check_run, show_check
 
-    config = config_from(file, changes, engines)
+    config, settings = config_from(file, changes, engines), load_settings()
+    if resolve_addresses(settings).database.value is not None:
+        try:
+            asyncio.run(_refuse_taken(settings, None, config))
+        except StoreError as problem:
+            _say(f"Whether its engines are free could not be looked up: {problem}")
     show_check(config, asyncio.run(check_run(config, Path.cwd())), Console())
 
 
@@ -86,7 +92,7 @@ def start(
     async def go() -> RunState | None:
         client = await access.temporal_client(settings)
         if resolve_addresses(settings).database.value is not None:
-            await _refuse_taken(settings, run_id)
+            await _refuse_taken(settings, run_id, config)
         started = await start_run(client, config, run_id, lambda: handed_over.append(run_id))
         typer.echo(started.run_id)
         _say(f"Started. {started.note}" if started.note else "Started.")
@@ -107,13 +113,17 @@ def start(
         raise CommandError(f"{run_id} ended as {ended}; `atropos run show {run_id}` says more.")
 
 
-async def _refuse_taken(settings: Settings, run_id: str) -> None:
+async def _refuse_taken(settings: Settings, run_id: str | None, config: RunConfig) -> None:
+    from ..db.registration import engine_taken
     from ..db.runs import get_run
     from .run_start import id_taken
 
     async with access.opened_store(settings) as store:
-        if await get_run(store, run_id) is not None:
+        if run_id is not None and await get_run(store, run_id) is not None:
             raise id_taken(run_id)
+        taken = await engine_taken(store, config)
+        if taken is not None:
+            raise CommandError(f"{taken}.")
 
 
 @app.command()
@@ -138,7 +148,7 @@ def fork(
             config = await forked(store, row, version, changes or (), engines or ())
             run_id = new_run_id(config.name, name)
             client = await access.temporal_client(settings)
-            await _refuse_taken(settings, run_id)
+            await _refuse_taken(settings, run_id, config)
             started = await start_run(client, config, run_id)
             typer.echo(started.run_id)
             _say(f"Begun with the weights of {row.run_id}. {started.note or ''}".rstrip())

@@ -30,7 +30,7 @@ _CHECKED: Final = "SELECT {}, ({})".format(
 )
 
 _PLAN: Final = "SET LOCAL enable_nestloop = off"
-"""Checks join tables of equal size; statistics of a young run call them empty, and loops in loops would be quadratic."""
+"""Statistics of a young run call its tables empty; loops in loops over what they hold by now would be quadratic."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from sqlalchemy import func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert as upsert
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ..contracts.records import EngineRecord
 from ..contracts.runfile import EngineConfig
@@ -31,18 +32,23 @@ def engine_id(url: str) -> str:
 async def put_engines(store: Store, run_id: str, engines: tuple[EngineConfig, ...]) -> None:
     """Register engines as `ready`; of known ones everything but their state is brought up to date."""
     async with store.begin() as connection:
-        for engine in sorted(engines, key=lambda one: one.url):
-            described: dict[str, Any] = {
-                "kind": engine.kind,
-                "url": engine.url,
-                "concurrency": engine.concurrency,
-                "api_key_env": engine.api_key_env,
-            }
-            await connection.execute(
-                upsert(Engine)
-                .values(run_id=run_id, engine_id=engine_id(engine.url), **described)
-                .on_conflict_do_update(index_elements=["run_id", "engine_id"], set_=described)
-            )
+        await insert_engines(connection, run_id, engines)
+
+
+async def insert_engines(connection: AsyncConnection, run_id: str, engines: tuple[EngineConfig, ...]) -> None:
+    """The same, in the caller's transaction."""
+    for engine in sorted(engines, key=lambda one: one.url):
+        described: dict[str, Any] = {
+            "kind": engine.kind,
+            "url": engine.url,
+            "concurrency": engine.concurrency,
+            "api_key_env": engine.api_key_env,
+        }
+        await connection.execute(
+            upsert(Engine)
+            .values(run_id=run_id, engine_id=engine_id(engine.url), **described)
+            .on_conflict_do_update(index_elements=["run_id", "engine_id"], set_=described)
+        )
 
 
 async def engines_of(store: Store, run_id: str) -> list[EngineRecord]:

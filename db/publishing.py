@@ -207,7 +207,7 @@ async def add_first_version(store: Store, run_id: str, label: str, path: str, di
         await connection.execute(
             "INSERT INTO policy_versions (run_id, version, label, path, digest, probe)"
             " VALUES (%s, 0, %s, %s, %s, %s::jsonb) ON CONFLICT DO NOTHING",
-            (run_id, label, path, digest, json.dumps(probe)),
+            (run_id, label, path, digest, None if probe is None else json.dumps(probe)),
         )
         return await head_of(connection, run_id)
 

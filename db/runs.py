@@ -29,6 +29,7 @@ __all__ = [
     "RunSummary",
     "create_run",
     "get_run",
+    "insert_run",
     "is_live",
     "list_runs",
     "run_state",
@@ -73,7 +74,15 @@ class RunRow:
 
 
 async def create_run(store: Store, run_id: str, config: RunConfig, environments: list[NewEnvironment]) -> RunRow:
-    """Register a run. The same id with the same document is a no-op that returns what is stored.
+    """Write a run down without its engines, whoever else has them; otherwise as `registration.register_run`."""
+    async with store.begin() as connection:
+        return await insert_run(connection, run_id, config, environments)
+
+
+async def insert_run(
+    connection: AsyncConnection, run_id: str, config: RunConfig, environments: list[NewEnvironment]
+) -> RunRow:
+    """The same, in the caller's transaction.
 
     Raises RunExists for another document under this id, RunFileError for text that Postgres cannot hold.
     """
@@ -81,38 +90,37 @@ async def create_run(store: Store, run_id: str, config: RunConfig, environments:
     if encode([run_id, document]).lossy:
         raise RunFileError(["the run file contains a NUL character, a lone surrogate or a number that is not finite"])
     digest = content_hash(document)
-    async with store.begin() as connection:
+    await connection.execute(
+        upsert(Run)
+        .values(
+            run_id=run_id,
+            name=config.name,
+            config=document,
+            config_hash=digest,
+            seed=config.seed,
+            concurrency=config.concurrency,
+        )
+        .on_conflict_do_nothing()
+    )
+    stored = await connection.scalar(select(Run.config_hash).where(Run.run_id == run_id))
+    if stored != digest:
+        raise RunExists(f"A run called {run_id} exists already, with another run file; choose another id.")
+    for environment in environments:
         await connection.execute(
-            upsert(Run)
+            upsert(EnvironmentRow)
             .values(
                 run_id=run_id,
-                name=config.name,
-                config=document,
-                config_hash=digest,
-                seed=config.seed,
-                concurrency=config.concurrency,
+                label=environment.label,
+                ref=environment.ref,
+                version=environment.version,
+                args=environment.args,
+                group_size=environment.group_size,
+                weight=environment.weight,
+                limits=environment.limits.model_dump(mode="json"),
             )
             .on_conflict_do_nothing()
         )
-        stored = await connection.scalar(select(Run.config_hash).where(Run.run_id == run_id))
-        if stored != digest:
-            raise RunExists(f"A run called {run_id} exists already, with another run file; choose another id.")
-        for environment in environments:
-            await connection.execute(
-                upsert(EnvironmentRow)
-                .values(
-                    run_id=run_id,
-                    label=environment.label,
-                    ref=environment.ref,
-                    version=environment.version,
-                    args=environment.args,
-                    group_size=environment.group_size,
-                    weight=environment.weight,
-                    limits=environment.limits.model_dump(mode="json"),
-                )
-                .on_conflict_do_nothing()
-            )
-        return (await _read(connection, Run.run_id == run_id, 1))[0]
+    return (await _read(connection, Run.run_id == run_id, 1))[0]
 
 
 async def get_run(store: Store, run_id: str) -> RunRow | None:

@@ -24,10 +24,14 @@ _RECOVERS_WITHIN_S: Final = 120.0
 _WHOLE_S: Final = 0.6
 """What a delay of 1 is: about as long as a train step or an answer takes."""
 
-Trap = Callable[[Stage, Cell], Awaitable[Hit | None]]
-"""Kills the component, if it is in the middle of something."""
+Trap = Callable[[Stage, Cell, int], Awaitable[Hit | None]]
+"""Kills the component, if it is in the middle of at least so many things, where it can be in that of several."""
 Proof = Callable[[Stage, Hit], Awaitable[bool]]
 """Whether a record of others says that it was."""
+
+_MUCH: Final = 16
+"""Things in flight that a kill waits for at first; it hits one as well in the end."""
+_PATIENCE_S: Final = 8.0
 
 KNOWN: Final[dict[tuple[Component, Moment], tuple[Trap, Proof]]] = {
     (Component.ACTIVITY_WORKER, Moment.SAMPLING): (traps.while_sampling_worker, proofs.was_tried_again),
@@ -80,9 +84,13 @@ class Conductor:
     async def _land(self, planned: Planned) -> Hit:
         trap, _ = KNOWN[planned.cell.component, planned.cell.moment]
         await asyncio.sleep(planned.delay * _WHOLE_S)
-        while (hit := await trap(self._stage, planned.cell)) is None:  # noqa: ASYNC110 - nor has what is in flight
+        began = time.monotonic()
+        while True:
+            tried_s = time.monotonic() - began
+            hit = await trap(self._stage, planned.cell, max(1, int(_MUCH * (1 - tried_s / _PATIENCE_S))))
+            if hit is not None:
+                return hit
             await asyncio.sleep(_TRY_AGAIN_S)
-        return hit
 
     async def _started(self, cell: Cell, hit: Hit) -> float | None:
         began = time.monotonic()

@@ -27,13 +27,13 @@ _NAMED: Final = 12
 """Ids kept for the proof."""
 
 
-async def while_sampling_worker(stage: Stage, cell: Cell) -> Hit | None:
+async def while_sampling_worker(stage: Stage, cell: Cell, least: int) -> Hit | None:
     """The worker that calls the model, while tokens that it has not stored are sampled for it."""
     process = stage.ready(cell.part)
-    if process is None or not await stage.open_calls():
+    if process is None or len(await stage.open_calls()) < least:
         return None
     with frozen(process):
-        if not await stage.open_calls():
+        if len(await stage.open_calls()) < least:
             return None
         at = await kill(process)
     await asyncio.sleep(_SETTLES_S)  # the engine notices that nobody waits any more
@@ -41,21 +41,21 @@ async def while_sampling_worker(stage: Stage, cell: Cell) -> Hit | None:
     return _hit_calls(stage, at, process, places)
 
 
-async def while_sampling_engine(stage: Stage, cell: Cell) -> Hit | None:
+async def while_sampling_engine(stage: Stage, cell: Cell, least: int) -> Hit | None:
     """The engine, in the middle of answers."""
     process = stage.ready(cell.part)
-    if process is None or not await stage.open_calls():
+    if process is None or len(await stage.open_calls()) < least:
         return None
     with frozen(process):
         await asyncio.sleep(_SETTLES_S)  # what it had answered already is stored now
         places = await stage.open_calls()
-        if not places:
+        if len(places) < least:
             return None
         at = await kill(process)
     return _hit_calls(stage, at, process, places)
 
 
-async def while_pending(stage: Stage, cell: Cell) -> Hit | None:
+async def while_pending(stage: Stage, cell: Cell, least: int) -> Hit | None:
     """Temporal, while it waits for activities that have begun; their worker stands still until it is dead."""
     process, worker = stage.ready(cell.part), stage.ready("worker-activities")
     if process is None or worker is None:
@@ -64,23 +64,23 @@ async def while_pending(stage: Stage, cell: Cell) -> Hit | None:
         places = await stage.open_calls()
         described = await _described(stage, _episodes(stage, places))
         begun = [one for one, found in described if _begun(found)]
-        if not begun:
+        if len(begun) < least:
             return None
         at = await kill(process)
     return Hit(at, process, tuple(begun[:_NAMED]), tuple(places), stage.tokens(places))
 
 
-async def in_workflow_task(stage: Stage, cell: Cell) -> Hit | None:
+async def in_workflow_task(stage: Stage, cell: Cell, least: int) -> Hit | None:
     """The workflow worker, with workflow tasks that it has begun."""
-    return await _in_task(stage, cell, lambda: stage.rows.running(_LOOKED_AT), _any_task)
+    return await _in_task(stage, cell, least, lambda: stage.rows.running(_LOOKED_AT), _any_task)
 
 
-async def between(stage: Stage, cell: Cell) -> Hit | None:
+async def between(stage: Stage, cell: Cell, least: int) -> Hit | None:
     """The workflow worker, when a local activity's row is there and its workflow task does not say so yet."""
-    return await _in_task(stage, cell, lambda: stage.rows.answered(8), _unreported)
+    return await _in_task(stage, cell, 1, lambda: stage.rows.answered(8), _unreported)
 
 
-async def in_train_step(stage: Stage, cell: Cell) -> Hit | None:
+async def in_train_step(stage: Stage, cell: Cell, least: int) -> Hit | None:
     """The trainer, while it holds a batch and its activity has begun."""
     process, batch = stage.ready(cell.part), await _claimed(stage)
     if process is None or batch is None:
@@ -93,7 +93,7 @@ async def in_train_step(stage: Stage, cell: Cell) -> Hit | None:
     return Hit(at, process, (f"batch {batch[0]} fence {batch[1]}",))
 
 
-async def in_transaction(stage: Stage, cell: Cell) -> Hit | None:
+async def in_transaction(stage: Stage, cell: Cell, least: int) -> Hit | None:
     """Postgres with every process of it at once, while transactions that have written are open."""
     import psycopg
 
@@ -122,6 +122,7 @@ async def in_transaction(stage: Stage, cell: Cell) -> Hit | None:
 async def _in_task(
     stage: Stage,
     cell: Cell,
+    least: int,
     candidates: Callable[[], Awaitable[list[EpisodeKey]]],
     caught: Callable[[Stage, str, Any], Awaitable[bool]],
 ) -> Hit | None:
@@ -131,7 +132,7 @@ async def _in_task(
     with frozen(process):
         described = await _described(stage, await candidates())
         found = [one for one, description in described if await caught(stage, one, description)]
-        if not found:
+        if len(found) < least:
             return None
         at = await kill(process)
     return Hit(at, process, tuple(found[:_NAMED]))

@@ -9,12 +9,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from atropos.activities.runs import workflow_status
-from atropos.contracts.states import EvaluationState
+from atropos.contracts.runfile import parse_run
+from atropos.contracts.states import EvaluationState, RunState
 from atropos.db.engines import engine_id
 from atropos.db.evaluations import list_evaluations
 from atropos.db.events import INLINE_APART, INLINE_DEATH, add_event
 from atropos.db.groups import open_groups
+from atropos.db.registration import register_run
+from atropos.db.runs import set_run_state
+from atropos.db.store import open_store
 from starlette.responses import Response
 from temporalio.api.common.v1 import WorkflowExecution
 from temporalio.api.workflowservice.v1 import DeleteWorkflowExecutionRequest
@@ -275,6 +280,27 @@ async def test_check_shows_the_run_and_starts_nothing(world: World, atropos: Atr
         code, out, err = await atropos("run", "check", "-f", str(run_file), "--set", change)
         assert (code, out, err.count("\n")) == (1, "", 1), err
         assert sentence in err
+
+
+async def test_an_engine_that_a_run_trains_is_refused_to_others(
+    world: World, atropos: Atropos, run_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = parse_run(world.document("Answers", trainer={"kind": "external"}))
+    store = await open_store(world.database)
+    try:
+        await register_run(store, "run/trains", config, [])
+        for command in (("check",), ("start", "--id", "second")):
+            code, out, err = await atropos("run", command[0], "-f", str(run_file), *command[1:])
+            assert (code, out, err.count("\n")) == (1, "", 1)
+            assert f"engines: {world.engine.url} is in use by run/trains, which trains it" in err
+        await set_run_state(store, "run/trains", RunState.CANCELLED, "enough")
+    finally:
+        await store.close()
+    assert (await atropos("run", "check", "-f", str(run_file)))[0] == 0
+    monkeypatch.setenv("DATABASE_URL", "postgresql://nobody@127.0.0.1:9/none")
+    code, _, err = await atropos("run", "check", "-f", str(run_file))
+    assert code == 0
+    assert "Whether its engines are free could not be looked up: Postgres at" in err
 
 
 async def why(atropos: Atropos, run: str) -> str:

@@ -1,4 +1,5 @@
-"""Training survives death at any point, twins and broken engines: each step once, with the very same weights.
+"""Training survives twins and broken engines: each step once, with the very same weights. Deaths at any point are cells
+of the fault bench (`tests/chaos`).
 
 The trainer and the publisher are worker processes that are killed or stopped in earnest, and the engine is a process
 that holds what it was told to load.
@@ -7,7 +8,6 @@ that holds what it was told to load.
 import asyncio
 import os
 import signal
-import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
@@ -26,12 +26,12 @@ from atropos.db.engines import engines_of
 from atropos.db.runs import get_run
 from atropos.inference.control import UNVERSIONED, EngineControl
 from atropos.inference.engines import EngineAddress
-from atropos.tests.inference.engine.conftest import Running, engine_process
 from transformers import AutoTokenizer
 
+from ..support.armed import STOP
+from ..support.dev_engine import dev_engine, free_port
 from ..support.prefilled import Prefilled, prefilled
 from ..support.scripted import make_model
-from ..support.training_faults import POINTS, STOP
 from ..support.weights import add_weights
 from ..support.world import World, new_namespace
 
@@ -54,13 +54,6 @@ def quick_to_notice() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return add_weights(make_model(tmp_path_factory.mktemp("policy")))
-
-
-@contextmanager
-def dev_engine(model: Path, journal: Path, port: int = 0) -> Iterator[Running]:
-    small = ["--port", str(port), "--max-model-len", "512", "--max-num-seqs", "4", "--kv-cache-mb", "16"]
-    with engine_process(model, journal, *small, "--threads", "1") as running:
-        yield running
 
 
 @pytest.fixture(scope="module")
@@ -140,15 +133,6 @@ async def ended_well(bench: Prefilled, run_id: str, checkpoints: list[str]) -> N
 async def test_a_dead_engine_holds_nothing_up(worker: Prefilled, undisturbed: list[str]) -> None:
     handle = await worker.start(STEPS)
     await ended_well(worker, handle.id, undisturbed)
-
-
-@pytest.mark.parametrize("point", POINTS)
-async def test_a_death_at_any_point_changes_no_weight(worker: Prefilled, undisturbed: list[str], point: str) -> None:
-    # A publisher may come so late that it sees the last version only.
-    worker.points.arm(point, passes=0 if point in ("loaded", "probing") else 1)
-    handle = await worker.start(STEPS)
-    await ended_well(worker, handle.id, undisturbed)
-    assert not worker.points.waiting(point)
 
 
 @contextmanager
@@ -258,8 +242,7 @@ async def test_wrong_weights_under_the_right_name_are_told_and_the_next_version_
 async def test_an_engine_killed_while_it_loads_is_loaded_again_when_it_is_back(
     worker: Prefilled, undisturbed: list[str], model: Path, tmp_path: Path
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
     own = replace(worker, engines=[f"http://127.0.0.1:{port}/v1", NOBODY])
     worker.points.arm("loaded", STOP, passes=0)
     with held(worker, "loaded"):

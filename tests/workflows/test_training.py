@@ -183,6 +183,19 @@ async def test_a_run_that_trains_goes_on_with_an_empty_temporal(world: World, te
     assert twice == []
 
 
+async def test_a_second_run_is_refused_an_engine_that_is_trained(world: World) -> None:
+    async with world.workers():
+        first = await world.start(world.training("Effects", steps=1000))
+        await until(lambda: rows(world, "SELECT FROM train_steps WHERE run_id = %s", first.id))
+        second = await world.start(world.document("Effects"))
+        with pytest.raises(WorkflowFailureError) as refused:
+            await asyncio.wait_for(second.result(), 60)
+        assert f"is in use by {first.id}, which trains it" in str(refused.value.cause)
+        assert rows(world, "SELECT FROM runs WHERE run_id = %s", second.id) == []
+        await first.execute_update("cancel", "enough")
+        assert (await asyncio.wait_for(world.run(world.document("Effects")), 60)).state is RunState.COMPLETED
+
+
 async def test_a_cancelled_run_stops_its_trainer(world: World) -> None:
     async with world.workers():
         handle = await world.start(world.training("Effects", steps=1000))

@@ -1,0 +1,72 @@
+"""Registering a run: its row, its environments and its engines in one transaction, or a sentence why not.
+
+Invariant: an engine that a live run trains belongs to that run alone. Two runs that publish to one engine would take it
+from each other for ever, and a run that only samples would find weights that it does not know. Whether an engine is
+free is looked up behind a lock that every registration takes, so that of two at once one is refused.
+"""
+
+from typing import Final
+from urllib.parse import urlsplit
+
+from sqlalchemy import select, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from ..contracts.runfile import RunConfig, RunFileError
+from ..contracts.states import RunState
+from .engines import insert_engines
+from .models import Run
+from .runs import NewEnvironment, RunRow, insert_run
+from .store import Store
+
+_LOCK: Final = 0x41545245
+"""Held by whoever registers a run: `ATRE` in ASCII."""
+_OTHERS: Final = text(
+    "SELECT run_id, config->'trainer'->>'kind' <> 'none' AS trains, engine->>'url' AS url"
+    " FROM runs, jsonb_array_elements(config->'engines') AS engine"
+    " WHERE state = ANY(:live) AND run_id <> :run ORDER BY created_at, run_id"
+)
+
+
+async def register_run(store: Store, run_id: str, config: RunConfig, environments: list[NewEnvironment]) -> RunRow:
+    """Write a run down. The same id with the same document is a no-op that returns what is stored.
+
+    Raises RunExists for another document under this id, RunFileError for an engine that is not free or for text that
+    Postgres cannot hold.
+    """
+    async with store.begin() as connection:
+        await connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
+        if await connection.scalar(select(Run.run_id).where(Run.run_id == run_id)) is None:
+            taken = await _taken(connection, run_id, config)
+            if taken is not None:
+                raise RunFileError([taken])
+        row = await insert_run(connection, run_id, config, environments)
+        await insert_engines(connection, run_id, config.engines)
+        return row
+
+
+async def engine_taken(store: Store, config: RunConfig, run_id: str = "") -> str | None:
+    """Why a new run cannot have an engine of its file, as one sentence; None where all are free."""
+    async with store.begin() as connection:
+        return await _taken(connection, run_id, config)
+
+
+async def _taken(connection: AsyncConnection, run_id: str, config: RunConfig) -> str | None:
+    wanted = {_place(engine.url): engine.url for engine in config.engines}
+    live = [RunState.RUNNING, RunState.PAUSED]
+    for other in await connection.execute(_OTHERS, {"run": run_id, "live": live}):
+        url = wanted.get(_place(other.url))
+        if url is not None and (config.trains or other.trains):
+            does = "trains it" if other.trains else "samples with its weights"
+            return (
+                f"engines: {url} is in use by {other.run_id}, which {does}, and a run that trains needs engines of its "
+                f"own; name another engine, or end that run with `atropos run cancel {other.run_id}`"
+            )
+    return None
+
+
+def _place(url: str) -> tuple[str, int | None, str]:
+    """What tells engines apart, however their addresses are spelt."""
+    parts = urlsplit(url)
+    host = (parts.hostname or "").lower()
+    port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+    return "127.0.0.1" if host == "localhost" else host, port, parts.path.rstrip("/").removesuffix("/v1")
