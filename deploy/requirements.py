@@ -1,7 +1,7 @@
 """Print what `pyproject.toml` in the working directory asks for: `python requirements.py [EXTRA…]`.
 
-Images install it before the tree is copied, so that a changed line of code downloads nothing again. Extras that name our
-own project (`atropos-durable[embedded]`) are followed.
+Images install it before the tree is copied, so that a changed line of code downloads nothing again. Extras that name
+our own project (`atropos-durable[embedded]`) are followed.
 """
 
 import re
