@@ -5,16 +5,19 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test test-all lint types bench-episodes bench-engine bench-asynchrony clean
+.PHONY: demo test test-all chaos lint types bench-episodes bench-engine bench-asynchrony clean
 
 demo: $(VENV)/.demo  ## a small model works through tool-using episodes; everything embedded
 	@$(BIN)/atropos demo $(ARGS)
 
-test: $(VENV)/.test  ## every test
+test: $(VENV)/.test  ## every test but the slow ones
 	$(BIN)/python -m pytest $(ARGS)
 
-test-all: test  ## every test and every seed of the slow ones
-	$(BIN)/python -m pytest -m slow --run-slow
+test-all: $(VENV)/.test  ## every test; the slow ones are mostly cells of the fault bench
+	$(BIN)/python -m pytest -m "slow or not slow" $(ARGS)
+
+chaos: $(VENV)/.test  ## CELL=component/moment SEED=n plays one cell of the fault bench, CELL=all every one; else they are listed
+	@$(BIN)/python -m atropos.tests.chaos --cell "$(CELL)" --seed $(or $(SEED),0)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -1,4 +1,5 @@
-"""Training survives death at any point, twins and broken engines: each step once, with the very same weights.
+"""Training survives twins and broken engines: each step once, with the very same weights. Deaths at any point are cells
+of the fault bench (`tests/chaos`).
 
 The trainer and the publisher are worker processes that are killed or stopped in earnest, and the engine is a process
 that holds what it was told to load.
@@ -27,10 +28,10 @@ from atropos.inference.control import UNVERSIONED, EngineControl
 from atropos.inference.engines import EngineAddress
 from transformers import AutoTokenizer
 
+from ..support.armed import STOP
 from ..support.dev_engine import dev_engine, free_port
 from ..support.prefilled import Prefilled, prefilled
 from ..support.scripted import make_model
-from ..support.training_faults import POINTS, STOP
 from ..support.weights import add_weights
 from ..support.world import World, new_namespace
 
@@ -132,15 +133,6 @@ async def ended_well(bench: Prefilled, run_id: str, checkpoints: list[str]) -> N
 async def test_a_dead_engine_holds_nothing_up(worker: Prefilled, undisturbed: list[str]) -> None:
     handle = await worker.start(STEPS)
     await ended_well(worker, handle.id, undisturbed)
-
-
-@pytest.mark.parametrize("point", POINTS)
-async def test_a_death_at_any_point_changes_no_weight(worker: Prefilled, undisturbed: list[str], point: str) -> None:
-    # A publisher may come so late that it sees the last version only.
-    worker.points.arm(point, passes=0 if point in ("loaded", "probing") else 1)
-    handle = await worker.start(STEPS)
-    await ended_well(worker, handle.id, undisturbed)
-    assert not worker.points.waiting(point)
 
 
 @contextmanager
