@@ -318,7 +318,7 @@ def told_problems(lines: list[str], deployment: Deployment) -> Iterator[str]:
         for scaled in re.findall(r"--scale ([\w-]+)=", line):
             if scaled not in deployment.services:
                 yield f"{line}: no service {scaled}"
-        if "run" in words and "cli" in words:
+        if "run" in words and "cli" in words and "--entrypoint" not in words:
             problem = atropos_problem(words[words.index("cli") + 1 :])
             if problem:
                 yield f"{line}: {problem}"
