@@ -154,12 +154,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="how long the engine is away")
     parser.add_argument("--groups", type=int, default=16, help="groups in flight")
     parser.add_argument("--budget", type=int, default=160, help="groups in all")
+    parser.add_argument("--model", type=Path, help="folder of a model to serve; otherwise the tiny policy is made")
     given = parser.parse_args()
     home = Path(tempfile.mkdtemp(prefix="atropos-bench-", dir="/tmp"))
     home.chmod(0o755)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    engine = Engine(tiny_policy(home, 0), port)
+    engine = Engine(given.model or tiny_policy(home, 0), port)
     try:
         with running_stack(home, StackOptions()) as stack:
             figures = asyncio.run(measure(stack, engine, given))
