@@ -71,14 +71,17 @@ async def ended_well(world: World, services: Any, run_id: str) -> None:
     assert (await audit_run(services.store, run_id)).violations == ()
 
 
-@pytest.mark.parametrize("max_tokens", [64, 1500], ids=["short", "streamed"])
+SHORT, STREAMED = 64, 1500
+
+
 @pytest.mark.parametrize(
-    ("illness", "words"),
+    ("illness", "words", "max_tokens"),
     [
-        pytest.param(lambda body: PlainTextResponse("boom", 500), "answered 500: boom", id="500"),
-        pytest.param(lambda body: JSONResponse({}, 429), "answered 429", id="429"),
-        pytest.param(lambda body: PlainTextResponse("{half", 200), ": {half.", id="garbage"),
-        pytest.param(cut, "broke the connection", id="cut"),
+        pytest.param(lambda body: PlainTextResponse("boom", 500), "answered 500: boom", SHORT, id="500"),
+        pytest.param(lambda body: JSONResponse({}, 429), "answered 429", SHORT, id="429"),
+        pytest.param(lambda body: PlainTextResponse("{half", 200), ": {half.", SHORT, id="garbage"),
+        pytest.param(cut, "broke the connection", SHORT, id="an answer that is cut"),
+        pytest.param(cut, "broke the connection", STREAMED, id="a stream that is cut"),
     ],
 )
 async def test_it_is_told_and_nothing_fails(
