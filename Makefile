@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test test-all chaos lint types bench-episodes bench-engine bench-asynchrony bench-outage clean
+.PHONY: demo test test-all chaos lint types bench-episodes bench-engine bench-asynchrony bench-outage docs clean
 
 demo: $(VENV)/.demo  ## a small model works through tool-using episodes; everything embedded
 	@$(BIN)/atropos demo $(ARGS)
@@ -26,6 +26,10 @@ lint: $(VENV)/.test
 types: $(VENV)/.test
 	@mkdir -p .types && ln -sfn .. .types/atropos  # the checkout may have any name; the package is `atropos`
 	MYPYPATH=.types $(BIN)/mypy
+
+docs: $(VENV)/.test  ## write the pages that are made from code, and the site, to build/site
+	$(BIN)/python -m atropos.cli.reference
+	$(BIN)/mkdocs build --strict
 
 bench-episodes: $(VENV)/.test  ## what durability costs, as ratios; ends in one JSON line
 	$(BIN)/python -m atropos.benchmarks.episodes $(ARGS)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from datetime import timedelta
 
 import pytest
 from atropos.cli.audit import audit
@@ -27,7 +28,9 @@ from atropos.db.store import Store, open_store
 from atropos.tests.db.ledger import ledger
 from atropos.tests.db.samples import LABEL, admitted, beginning
 from atropos.workflows.group import search_attributes
+from temporalio import activity, workflow
 from temporalio.client import Client
+from temporalio.worker import Worker
 
 from ..support.world import World, new_namespace
 from .conftest import Atropos
@@ -143,6 +146,35 @@ async def test_workflows_of_a_run_that_has_ended_must_end(world: World, store: S
     assert seen == [("workflow_open", "run"), ("workflow_open", "rollout"), ("workflow_open", "trainer")]
 
 
+@workflow.defn(name="Holds", sandboxed=False)
+class Holds:
+    @workflow.run
+    async def run(self) -> None:
+        await workflow.execute_activity("hold", start_to_close_timeout=timedelta(minutes=5))
+
+
+async def test_a_run_that_has_ended_is_given_the_time_of_its_last_activity(world: World, store: Store) -> None:
+    run_id = await mirrored(world, store)
+    begun_holding, let_go = asyncio.Event(), asyncio.Event()
+
+    @activity.defn
+    async def hold() -> None:
+        begun_holding.set()
+        await let_go.wait()
+
+    trainer = trainer_workflow_id(run_id)
+    await terminated(world, trainer)
+    async with Worker(world.client, task_queue=run_id, workflows=[Holds], activities=[hold]):
+        handle = await world.client.start_workflow("Holds", id=trainer, task_queue=run_id)
+        await asyncio.wait_for(begun_holding.wait(), 30)
+        await set_run_state(store, run_id, RunState.COMPLETED, None)
+        assert found(await audit(store, world.client, run_id, QUICK_S)) == []
+        let_go.set()
+        await handle.result()
+    seen = found(await audit(store, world.client, run_id, QUICK_S))
+    assert seen == [("workflow_open", "run"), ("workflow_open", "rollout")]
+
+
 async def test_what_the_rows_do_not_speak_of_is_left_alone(world: World, store: Store) -> None:
     run_id = await mirrored(world, store)
     others = [f"/group/{OPEN}/episode/1", "/evaluation/just begun", "/group/x", "/notes"]
@@ -195,6 +227,18 @@ async def test_a_run_is_sound_at_every_moment_of_its_life(world: World, store: S
     assert looks > 2
     assert (seen.violations, seen.unknown) == ((), 0)
     assert (seen.checked["groups"], seen.checked["episodes"], seen.checked["workflows"]) == (11, 22, 37)
+
+
+async def test_a_run_that_is_cancelled_is_sound_too(world: World, store: Store) -> None:
+    world.engine.delay_s = 1.0
+    try:
+        async with world.workers():
+            handle = await world.start(world.document("Answers", budget={"groups": 4}))
+            await eventually_registered(store, handle.id, episodes=4)
+            await handle.execute_update("cancel")
+            assert found(await audit(store, world.client, handle.id)) == []
+    finally:
+        world.engine.delay_s = 0.0
 
 
 async def test_an_episode_terminated_under_a_run_whose_workers_are_gone_is_named(world: World, store: Store) -> None:

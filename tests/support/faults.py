@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from atropos.inference.engines import Completion, Engine, EngineAddress, Progress, SampleRequest, WeightInfo
-from atropos.inference.vllm import connect_engine
+from atropos.inference.engines import Completion, Engine, EngineAddress, Progress, SampleRequest
+from atropos.inference.vllm import VllmEngine
 from temporalio import activity
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
 
@@ -61,33 +61,20 @@ def _place(name: str, argument: Any) -> str:
     return ".".join([name, *(str(number) for number in numbers if number is not None)])
 
 
-class DieWhenPaid:
+class DieWhenPaid(VllmEngine):
     """An engine's client that dies when tokens were sampled and paid for, and before they can be stored."""
 
-    def __init__(self, engine: Engine, places: Places, numbered: bool) -> None:
-        self._engine = engine
+    def __init__(self, address: EngineAddress, vocabulary: int | None, places: Places, numbered: bool) -> None:
+        super().__init__(address, vocabulary=vocabulary)
         self._places = places
         self._numbered = numbered
-        self.engine_id = engine.engine_id
 
     async def sample(self, request: SampleRequest, progress: Progress | None = None) -> Completion:
-        completion = await self._engine.sample(request, progress)
+        completion = await super().sample(request, progress)
         found = _TURN.search(request.request_id)
         turn = f".{found[1] if found else '?'}" if self._numbered else ""
         self._places.reach(f"sample_turn{turn}.paid")
         return completion
-
-    async def health(self) -> None:
-        await self._engine.health()
-
-    async def weight_info(self) -> WeightInfo:
-        return await self._engine.weight_info()
-
-    async def context_limit(self) -> int | None:
-        return await self._engine.context_limit()
-
-    async def close(self) -> None:
-        await self._engine.close()
 
 
 @dataclass(frozen=True)
@@ -98,4 +85,4 @@ class ConnectAndDie:
     numbered: bool = True
 
     def __call__(self, address: EngineAddress, *, vocabulary: int | None = None) -> Engine:
-        return DieWhenPaid(connect_engine(address, vocabulary=vocabulary), self.places, self.numbered)
+        return DieWhenPaid(address, vocabulary, self.places, self.numbered)
