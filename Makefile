@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test test-all chaos lint types bench-episodes bench-engine bench-asynchrony docs clean
+.PHONY: demo test test-all chaos lint types bench-episodes bench-engine bench-asynchrony bench-outage docs clean
 
 demo: $(VENV)/.demo  ## a small model works through tool-using episodes; everything embedded
 	@$(BIN)/atropos demo $(ARGS)
@@ -36,6 +36,9 @@ bench-episodes: $(VENV)/.test  ## what durability costs, as ratios; ends in one 
 
 bench-asynchrony: $(VENV)/.test  ## what it is worth that rollouts go on while the trainer works; ends in one JSON line
 	$(BIN)/python -m atropos.benchmarks.asynchrony $(ARGS)
+
+bench-outage: $(VENV)/.test  ## the engine away for a minute under load; ends in one JSON line
+	$(BIN)/python -m atropos.benchmarks.outage $(ARGS)
 
 bench-engine: $(VENV)/.test  ## batching of the dev engine, as a ratio; ends in one JSON line
 	$(BIN)/python -m atropos.benchmarks.engine $(ARGS)

@@ -5,6 +5,7 @@ kills one need not start it. Their processes are named among the points, so that
 """
 
 import asyncio
+import signal
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -92,8 +93,8 @@ async def servers(home: Path, points: Armed) -> AsyncIterator[Servers]:
     finally:
         keeping.cancel()
         await asyncio.wait({keeping})
-        for child in made.children:
-            child.signal(child.part.stop_signal)
+        for child in made.children:  # a Postgres that is killed leaves shared memory; a Temporal takes its time
+            child.signal(signal.SIGKILL if child.part.name == TEMPORAL else child.part.stop_signal)
         for child in made.children:
             while child.running():
                 child.look(time.monotonic())
