@@ -5,16 +5,19 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test test-all lint types bench-episodes bench-engine bench-asynchrony clean
+.PHONY: demo test test-all chaos lint types bench-episodes bench-engine bench-asynchrony bench-outage docs clean
 
 demo: $(VENV)/.demo  ## a small model works through tool-using episodes; everything embedded
 	@$(BIN)/atropos demo $(ARGS)
 
-test: $(VENV)/.test  ## every test
+test: $(VENV)/.test  ## every test but the slow ones
 	$(BIN)/python -m pytest $(ARGS)
 
-test-all: test  ## every test and every seed of the slow ones
-	$(BIN)/python -m pytest -m slow --run-slow
+test-all: $(VENV)/.test  ## every test; the slow ones are mostly cells of the fault bench
+	$(BIN)/python -m pytest -m "slow or not slow" $(ARGS)
+
+chaos: $(VENV)/.test  ## CELL=component/moment SEED=n plays one cell of the fault bench, CELL=all every one; else they are listed
+	@$(BIN)/python -m atropos.tests.chaos --cell "$(CELL)" --seed $(or $(SEED),0)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -24,11 +27,18 @@ types: $(VENV)/.test
 	@mkdir -p .types && ln -sfn .. .types/atropos  # the checkout may have any name; the package is `atropos`
 	MYPYPATH=.types $(BIN)/mypy
 
+docs: $(VENV)/.test  ## write the pages that are made from code, and the site, to build/site
+	$(BIN)/python -m atropos.cli.reference
+	$(BIN)/mkdocs build --strict
+
 bench-episodes: $(VENV)/.test  ## what durability costs, as ratios; ends in one JSON line
 	$(BIN)/python -m atropos.benchmarks.episodes $(ARGS)
 
 bench-asynchrony: $(VENV)/.test  ## what it is worth that rollouts go on while the trainer works; ends in one JSON line
 	$(BIN)/python -m atropos.benchmarks.asynchrony $(ARGS)
+
+bench-outage: $(VENV)/.test  ## the engine away for a minute under load; ends in one JSON line
+	$(BIN)/python -m atropos.benchmarks.outage $(ARGS)
 
 bench-engine: $(VENV)/.test  ## batching of the dev engine, as a ratio; ends in one JSON line
 	$(BIN)/python -m atropos.benchmarks.engine $(ARGS)

@@ -68,13 +68,13 @@ def _places(row: RunRow, state: AdmissionState) -> int:
     config = row.config
     if not config.trains:
         return room(
-            concurrency=state.concurrency, running=state.open, counted=state.counted, budget=config.budget.groups
+            concurrency=state.concurrency, running=state.busy, counted=state.counted, budget=config.budget.groups
         )
     if state.published < 0:
         return 0
     places = room_training(
         concurrency=state.concurrency,
-        running=state.open,
+        running=state.busy,
         batch=config.batch.groups,
         ahead=config.staleness.max,
         unconsumed=unconsumed(state),

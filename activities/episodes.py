@@ -29,12 +29,14 @@ from ..contracts.activities import (
 )
 from ..contracts.context import Context
 from ..contracts.episode import Score, total_reward
-from ..contracts.ids import EpisodeKey
+from ..contracts.ids import EpisodeKey, rollout_workflow_id
 from ..contracts.messages import preview
 from ..contracts.reasons import FailureKind, RunAt
 from ..contracts.records import STEP_INDEX, CallRecord, EpisodeFacts, EpisodeStart, TurnRecord
 from ..contracts.states import EpisodeState
 from ..contracts.tasks import Task
+from ..contracts.workflows import WAKE
+from ..db.admission import left_a_place
 from ..db.deaths import InlineCall
 from ..db.episodes import (
     episode_result,
@@ -52,6 +54,7 @@ from ..environments.loaded import LoadedEnvironment
 from .entry import entered
 from .failures import final, refuse_ended_run
 from .services import Services
+from .waking import wake
 
 
 class EpisodeActivities:
@@ -263,7 +266,7 @@ class EpisodeActivities:
             reward = total_reward((*elsewhere, *scores))
         await self._clean_up(facts)
         self._services.memory.forget(facts.key)
-        return await finish_episode(
+        result = await finish_episode(
             store,
             request.key,
             stop=request.stop,
@@ -272,6 +275,9 @@ class EpisodeActivities:
             reward=reward,
             scores=scores,
         )
+        if facts.evaluation is None and result.valid and await left_a_place(store, facts.key.group):
+            await wake(self._services, rollout_workflow_id(facts.key.run_id), WAKE)
+        return result
 
     async def _clean_up(self, facts: EpisodeFacts) -> None:
         """Tear down on every exit. Its failure is an event, not the episode's: what was scored stands."""

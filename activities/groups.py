@@ -7,22 +7,21 @@ scoring twice is scoring once. A judge that does not answer leaves its part unsc
 from functools import partial
 
 from temporalio import activity
-from temporalio.service import RPCError
 
 from ..contracts.activities import CLOSE_GROUP, SCORE_GROUP, CloseGroup, GroupResult, ScoreGroup
 from ..contracts.episode import Score
-from ..contracts.ids import GroupKey
 from ..contracts.reasons import FailureKind, RunAt
 from ..contracts.states import GroupState
 from ..contracts.workflows import GROUP_CLOSED
 from ..db.deaths import InlineCall
 from ..db.episodes import episode_scores, episode_view, load_episode, save_scores
-from ..db.groups import close_group, load_group
+from ..db.groups import close_group, load_group, open_groups
 from ..db.tasks import load_task
 from ..trainer.advantages import has_signal
 from .entry import entered
 from .failures import final
 from .services import Services
+from .waking import wake
 
 
 class GroupActivities:
@@ -73,13 +72,10 @@ class GroupActivities:
             min_valid=min(config.group.min_valid, len(request.members)) if trains else 1,
             has_signal=partial(has_signal, config.trainer.preset) if trains else None,
         )
-        if request.tell is not None:
-            await self._wake(request.tell, request.key)
+        if request.tell is not None and (trains or request.evaluation or await self._concerns_all(request)):
+            await wake(self._services, request.tell, GROUP_CLOSED, request.key.group_no)
         return result
 
-    async def _wake(self, workflow_id: str, key: GroupKey) -> None:
-        """Tell whoever admitted the group. It may be gone or away: the row says all, and it looks again by itself."""
-        try:
-            await self._services.client.get_workflow_handle(workflow_id).signal(GROUP_CLOSED, key.group_no)
-        except RPCError as error:
-            activity.logger.info("%s was not told that %s closed: %s", workflow_id, key.workflow_id, error.message)
+    async def _concerns_all(self, request: CloseGroup) -> bool:
+        """Whether a group without trainer is to be replaced, or was the last; of the rest its episodes have told."""
+        return request.failure is not None or not await open_groups(self._services.store, request.key.run_id)

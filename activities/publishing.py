@@ -31,7 +31,7 @@ from ..db.publishing import (
 from ..inference.control import UNVERSIONED, EngineControl, publish
 from ..inference.engines import EngineAddress
 from ..inference.errors import EngineFailure
-from ..inference.probe import FLOAT32_NOISE, STRANGERS, TOLERANCE, Judgement, Probe, Verdict, judge, judge_checksums
+from ..inference.probe import Judgement, Probe, Verdict, judge, judge_checksums, noise_of
 from .entry import entered
 from .runs import ENDED
 from .services import Services
@@ -191,11 +191,7 @@ async def _proved(control: EngineControl, config: RunConfig, target: Wanted) -> 
     if verify != "checksum" and material.get("sequences"):
         probe = _probe_of(material)
         measured = await control.score(probe.sequences, label=target.label)
-        # Version 0 is what the noise is measured at: there, only strangers are told.
-        noise = (
-            STRANGERS / TOLERANCE if target.noise is None or target.version == 0 else max(target.noise, FLOAT32_NOISE)
-        )
-        found = judge(probe, measured, noise)
+        found = judge(probe, measured, noise_of(target.noise if target.version else None))
     if found.verdict is not Verdict.UNVERIFIABLE or verify == "logprobs" or not material.get("checksums"):
         return found
     digests = judge_checksums(material["checksums"], await control.checksums())

@@ -49,6 +49,8 @@ ENDED = (RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED)
 OUTAGE_AGAIN_S = 2.0
 """An engine that returned is found within this."""
 _LOOK_AGAIN_S = 60.0
+_FULL_AGAIN_S = 15.0
+"""While all that may run is in flight: an outage that keeps it there is told within this."""
 _STREAK = 8
 """As many failed groups in a row (or as many as are in flight, where those are more) pause a run."""
 _NO_TASKS = "the tasks drawn last are in quarantine or held out for evaluation; later ones are being drawn"
@@ -131,7 +133,7 @@ class RunActivities:
             waiting = [group for group in found if group.state is GroupState.ADMITTED and group.evaluation is None]
             groups = waiting[-2 * PAGE :]
         starts = [await self._start(row.config, group) for group in groups]
-        again_s = OUTAGE_AGAIN_S if admitted.fruitless else _PACE_S if admitted.more else _LOOK_AGAIN_S
+        again_s = OUTAGE_AGAIN_S if admitted.fruitless else _PACE_S if admitted.more else _FULL_AGAIN_S
         return Admission(
             groups=tuple(starts),
             open=admitted.open,

@@ -7,8 +7,9 @@ completion may be long, its tokens are kept while it grows, and a retry after th
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import ParamSpec, TypeVar
 
 from temporalio import activity
 
@@ -33,6 +34,9 @@ from .keeping import STREAMED_ABOVE, continued, ended, keeping
 from .services import Services
 
 _STORE_AGAIN_S = 0.5
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,10 +183,7 @@ class ModelActivities:
         """The engine's labels as policy versions of the run. The first label ever seen is version 0."""
         spans = []
         for span in completion.spans:
-            version = await self._services.version(run_id, span.label)
-            if version is None:
-                await put_version(self._services.store, run_id, 0, span.label)
-                version = await self._services.version(run_id, span.label)
+            version = await _patiently(self._version, run_id, span.label)
             if version is None:
                 raise EngineFailure(
                     EngineFailureKind.WRONG_VERSION,
@@ -192,17 +193,32 @@ class ModelActivities:
             spans.append(VersionSpan(span.label, version, span.start, span.end, engine_id, completion.incarnation))
         return tuple(spans)
 
+    async def _version(self, run_id: str, label: str) -> int | None:
+        known = await self._services.version(run_id, label)
+        if known is None:
+            await put_version(self._services.store, run_id, 0, label)
+            known = await self._services.version(run_id, label)
+        return known
+
     async def _store(self, key: EpisodeKey, record: TurnRecord, had_partial: bool) -> TurnRecord:
-        while True:
-            try:
-                stored, _ = await save_turn(self._services.store, key, record, had_partial=had_partial)
-            except WrongWeights as problem:
-                raise waited_out("WrongWeights", str(problem)) from problem
-            except StoreUnreachable:
-                activity.logger.warning("the store is away; %s keeps %d tokens", key.workflow_id, len(record.sampled))
-                await asyncio.sleep(_STORE_AGAIN_S)
-            else:
-                return stored
+        async def save() -> TurnRecord:
+            stored, _ = await save_turn(self._services.store, key, record, had_partial=had_partial)
+            return stored
+
+        try:
+            return await _patiently(save)
+        except WrongWeights as problem:
+            raise waited_out("WrongWeights", str(problem)) from problem
+
+
+async def _patiently(work: Callable[P, Awaitable[T]], *args: P.args, **named: P.kwargs) -> T:
+    """What `work` gives once the store is there: it is asked for tokens that are paid for."""
+    while True:
+        try:
+            return await work(*args, **named)
+        except StoreUnreachable:
+            activity.logger.warning("the store is away; sampled tokens wait for it")
+            await asyncio.sleep(_STORE_AGAIN_S)
 
 
 def build_prompt(facts: EpisodeFacts, renderer: TokenRenderer, tools: Sequence[ToolSpec]) -> Prompt:

@@ -1,7 +1,8 @@
 """Who holds the event loop, seen by a thread of its own.
 
-Invariant: what is told was running on the loop all the time: the same call was found there twice in a row, or nothing
-else could run since the last look (the interpreter was held). Code that only waits is never blamed.
+Invariant: what is told was running on the loop all the time: the same call was found there look after look, or nothing
+else could run since the last look although the process computed (the interpreter was held). Code that only waits is
+never blamed, nor is any for a process that was stopped: between two looks no more counts than they are apart.
 """
 
 import asyncio
@@ -19,6 +20,10 @@ HELD_S: Final = 2.0
 STUCK_S: Final = 60.0
 """A process whose loop is held for so long serves nobody and never will."""
 _LOOK_S: Final = 0.25
+_LATE_S: Final = 1.0
+"""A look that comes so late on a busy machine still counts whole."""
+_COMPUTED: Final = 0.1
+"""A process that computed for this part of a time was not stopped in it."""
 
 CallT = TypeVar("CallT")
 
@@ -26,7 +31,6 @@ CallT = TypeVar("CallT")
 @dataclass(frozen=True, eq=False)
 class _Running(Generic[CallT]):
     call: CallT
-    since: float
 
 
 class LoopWatch(Generic[CallT]):
@@ -70,7 +74,7 @@ class LoopWatch(Generic[CallT]):
     def running(self, call: CallT) -> Iterator[None]:
         """The current task runs `call` for the block."""
         task = asyncio.current_task()
-        self._running[task] = _Running(call, time.monotonic())
+        self._running[task] = _Running(call)
         try:
             yield
         finally:
@@ -79,17 +83,19 @@ class LoopWatch(Generic[CallT]):
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
         last: _Running[CallT] | None = None
         told: _Running[CallT] | None = None
-        looked = time.monotonic()
+        looked, computed, held_s = time.monotonic(), time.process_time(), 0.0
         while not self._stopping.wait(_LOOK_S):
-            now = time.monotonic()
+            now, cpu = time.monotonic(), time.process_time()
+            since, alone = now - looked, cpu - computed > _COMPUTED * (now - looked) > _COMPUTED * self._held_s
             found = self._running.get(asyncio.current_task(loop))
-            held = found if found is not None and (found is last or now - looked > self._held_s) else None
-            if held is not None and held is not told and now - held.since > self._held_s:
+            held = found if found is not None and (found is last or alone) else None
+            held_s = 0.0 if held is None else since if alone else held_s + min(since, _LATE_S)
+            if held is not None and held is not told and held_s > self._held_s:
                 told = held
                 self._at_once(held.call)
                 loop.call_soon_threadsafe(self._afterwards, held.call)
             if self._ends_process and held is None:
                 faulthandler.dump_traceback_later(self._stuck_s, exit=True, file=sys.__stderr__ or sys.stderr)
-            last, looked = found, now
+            last, looked, computed = found, now, cpu
         if self._ends_process:
             faulthandler.cancel_dump_traceback_later()

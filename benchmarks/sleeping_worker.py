@@ -7,34 +7,21 @@ import sys
 
 from atropos.cli.worker import Replaced, serve
 from atropos.contracts.queues import WorkerRole
-from atropos.inference.engines import Completion, Engine, EngineAddress, Progress, SampleRequest, WeightInfo
+from atropos.inference.engines import Completion, Engine, EngineAddress, Progress, SampleRequest
 from atropos.inference.vllm import VllmEngine
 from atropos.settings import load_settings
 
 
-class SleepingEngine:
+class SleepingEngine(VllmEngine):
     """A real engine, each completion `model_s` seconds later."""
 
-    def __init__(self, engine: VllmEngine, model_s: float) -> None:
-        self.engine_id = engine.engine_id
-        self._engine = engine
+    def __init__(self, address: EngineAddress, vocabulary: int | None, model_s: float) -> None:
+        super().__init__(address, vocabulary=vocabulary)
         self._model_s = model_s
 
     async def sample(self, request: SampleRequest, progress: Progress | None = None) -> Completion:
         await asyncio.sleep(self._model_s)
-        return await self._engine.sample(request, progress)
-
-    async def health(self) -> None:
-        await self._engine.health()
-
-    async def weight_info(self) -> WeightInfo:
-        return await self._engine.weight_info()
-
-    async def context_limit(self) -> int | None:
-        return await self._engine.context_limit()
-
-    async def close(self) -> None:
-        await self._engine.close()
+        return await super().sample(request, progress)
 
 
 def main() -> None:
@@ -46,7 +33,7 @@ def main() -> None:
     given = parser.parse_args()
 
     def connect(address: EngineAddress, *, vocabulary: int | None = None) -> Engine:
-        return SleepingEngine(VllmEngine(address, vocabulary=vocabulary), given.model_s)
+        return SleepingEngine(address, vocabulary, given.model_s)
 
     roles = [WorkerRole(name) for name in given.roles.split(",")]
     settings = load_settings(shutdown_grace_s=1.0)

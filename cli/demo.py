@@ -2,7 +2,7 @@
 
 Invariant: the demo uses its own Temporal, Postgres, engine and workers in `<home>/demo`, whatever the environment
 names, and stops them however it ends; one demo at a time has that folder. What it reports is read from rows, and it
-fails where the model did not learn, where its control did, or where the rows contradict each other.
+fails where the model did not learn, where its control did, or where rows contradict each other or Temporal.
 """
 
 import asyncio
@@ -152,6 +152,7 @@ async def _one(
     console: Console,
     kills: "Chaos | None" = None,
 ) -> "RunReport":
+    from .audit import audit
     from .demo_report import read_report
     from .run_start import new_run_id, start_run
     from .run_watch import follow
@@ -165,7 +166,7 @@ async def _one(
         state = await follow(store, client, started.run_id, console)
     if state is not RunState.COMPLETED:
         raise CommandError(f"{started.run_id} ended as {state}; see the logs in {stack.home.logs}.")
-    return await read_report(store, started.run_id, config)
+    return await read_report(store, started.run_id, config, await audit(store, client, started.run_id))
 
 
 async def _end_earlier(store: "Store", client: "Client") -> None:

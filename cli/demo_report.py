@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from ..contracts.ids import EpisodeKey
 from ..contracts.runfile import RunConfig
-from ..db.audit import Audit, audit_run
+from ..db.audit import Audit
 from ..db.store import Store
 
 FIRST_STEPS: Final = 3
@@ -117,8 +117,8 @@ def mean_reward(steps: Sequence[StepFigures]) -> float | None:
     return sum(one.rewards for one in steps) / scored if scored else None
 
 
-async def read_report(store: Store, run_id: str, config: RunConfig) -> RunReport:
-    """Read the figures of a run that has ended."""
+async def read_report(store: Store, run_id: str, config: RunConfig, audit: Audit) -> RunReport:
+    """Read the figures of a run that has ended, to go with its audit."""
     values = {"run": run_id}
     async with store.direct() as connection:
         kinds = await (await connection.execute(_COUNTS, values)).fetchall()
@@ -148,7 +148,7 @@ async def read_report(store: Store, run_id: str, config: RunConfig) -> RunReport
         sample=None
         if sample is None
         else EpisodeKey(run_id=run_id, group_no=sample[0], member=sample[1], attempt=sample[2]),
-        audit=await audit_run(store, run_id),
+        audit=audit,
         problems=tuple(problems),
     )
 

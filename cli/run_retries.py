@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ..contracts import search
 
 if TYPE_CHECKING:
+    from temporalio.api.failure.v1 import Failure
     from temporalio.client import Client
 
 _LOOKED_AT: Final = 64
@@ -70,11 +71,20 @@ async def _retries_of(client: "Client", workflow_id: str, run_id: str) -> list[_
             pending.activity_id,
             pending.activity_type.name,
             pending.attempt,
-            pending.last_failure.message.rstrip("."),
+            _problem(pending.last_failure),
         )
         for pending in described.raw_description.pending_activities
         if pending.attempt > 1 and pending.last_failure.message
     ]
+
+
+def _problem(failure: "Failure") -> str:
+    """What a try failed with; where nobody came back from it, what that means."""
+    from temporalio.api.enums.v1 import TimeoutType
+
+    if failure.timeout_failure_info.timeout_type == TimeoutType.TIMEOUT_TYPE_HEARTBEAT:
+        return "its worker gives no sign of life (it died, hangs, or cannot reach Temporal)"
+    return str(failure.message.rstrip("."))
 
 
 async def _sentence(client: "Client", alike: Sequence[_Retry]) -> str:

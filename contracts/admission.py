@@ -12,7 +12,8 @@ from collections.abc import Mapping
 def room(*, concurrency: int, running: int, counted: int, budget: int | None) -> int:
     """Groups to admit in a run without trainer.
 
-    `running`: groups in flight; `counted`: groups that used the budget or still may (in flight, sealed, filtered).
+    `running`: groups' worth of episodes in flight; `counted`: groups that used the budget or still may (in flight,
+    sealed, filtered).
     """
     free = concurrency - running
     if budget is not None:
@@ -26,10 +27,11 @@ def room_training(
     """Groups to admit in a run that trains: (η + 1)·B - (in flight + unconsumed + unpublished), design of AReaL
     (arXiv 2505.24298, equation 3), computed from rows instead of counters.
 
-    `running`: groups in flight, all of them; `batch`: groups a step consumes (B); `ahead`: versions that rollouts may
-    be ahead of the weights (η); `unconsumed`: training groups in flight, sealed or leased; `unpublished`: trained
-    groups whose step's version is not on the engines yet; `wanted`: groups that the steps to come still need, those
-    in `unconsumed` included. Filtered, failed and stale groups count nowhere, so they are replaced.
+    `running`: groups' worth of episodes in flight, all of them; `batch`: groups a step consumes (B); `ahead`: versions
+    that rollouts may be ahead of the weights (η); `unconsumed`: training groups in flight, sealed or leased;
+    `unpublished`: trained groups whose step's version is not on the engines yet; `wanted`: groups that the steps to
+    come still need, those in `unconsumed` included. Filtered, failed and stale groups count nowhere, so they are
+    replaced.
     """
     free = concurrency - running
     fresh = (ahead + 1) * batch - unconsumed - unpublished

@@ -100,7 +100,7 @@ class RolloutConfig(Strict):
     """How much is in flight."""
 
     concurrency: int | None = Field(default=None, ge=1, le=2000)
-    """Groups in flight; default: what the engines' concurrency can feed."""
+    """Groups in flight, counted by the episodes they still play; default: what the engines' concurrency can feed."""
 
 
 class BudgetConfig(Strict):

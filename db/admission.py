@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import case, func, select, update
+from sqlalchemy import case, func, select, text, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from ..contracts.ids import GroupKey
 from ..contracts.limits import Limits
 from ..contracts.records import NewGroup
 from ..contracts.runfile import RunConfig
@@ -27,6 +28,20 @@ from .runs import unknown_run
 from .store import Store
 
 QUARANTINED = "quarantined"
+_BUSY = """
+SELECT coalesce(sum(1 - done.n::numeric / g.size), 0) - 0.000001 AS worth
+FROM groups g
+JOIN LATERAL (
+  SELECT count(*) AS n FROM episodes e WHERE e.run_id = g.run_id AND e.group_no = g.group_no AND e.state = 'done'
+) AS done ON true
+WHERE g.run_id = %(run)s AND g.state IN ('admitted', 'running')
+"""
+"""An episode that failed may be played again, so only what is done has left. Thirds do not add up to a whole."""
+_LEFT = f"""
+SELECT ceil(busy.worth) < ceil(busy.worth + 1.0 / g.size) FROM ({_BUSY}) AS busy
+JOIN groups g ON g.run_id = %(run)s AND g.group_no = %(group)s AND g.kind = 'train'
+"""
+_WORTH = text(f"SELECT ceil(worth) FROM ({_BUSY.replace('%(run)s', ':run')}) AS busy")
 COUNTED = OPEN_GROUPS | {GroupState.SEALED, GroupState.LEASED, GroupState.TRAINED, GroupState.FILTERED}
 """Training groups that count against the budget of a run; failed and stale ones are replaced."""
 
@@ -65,6 +80,8 @@ class AdmissionState:
     environments: tuple[EnvironmentLoad, ...]
     open: int
     """All open groups, those of evaluations included."""
+    busy: int
+    """What they still play, in groups and rounded up: of a group with three of eight episodes done, five eighths."""
     counted: int
     sampled_tokens: int
     """Tokens sampled by episodes that have ended, evaluations included."""
@@ -123,6 +140,16 @@ async def admission_state(store: Store, run_id: str) -> AdmissionState:
     """What the run has in flight and has spent, now. Raises Unknown."""
     async with store.begin() as connection:
         return await _state(connection, run_id)
+
+
+async def left_a_place(store: Store, key: GroupKey) -> bool:
+    """Whether the episode of this training group that has just ended made room for another group's worth of them.
+
+    Of two that end at the same moment neither may be told so; whoever asks for admission looks again by itself.
+    """
+    async with store.direct() as connection:
+        row = await (await connection.execute(_LEFT, {"run": key.run_id, "group": key.group_no})).fetchone()
+    return row is not None and bool(row[0])
 
 
 async def insert_evaluation_groups(
@@ -207,6 +234,7 @@ async def _state(connection: AsyncConnection, run_id: str) -> AdmissionState:
         concurrency=run.concurrency,
         environments=loads,
         open=in_flight,
+        busy=int(await connection.scalar(_WORTH, {"run": run_id}) or 0),
         counted=sum(load.counted for load in loads),
         sampled_tokens=tokens,
         committed=committed,

@@ -40,7 +40,7 @@ def _lost(table: str, owner: str, *, shared: tuple[str, ...], where: str = "true
     word, key = _KEYS[table]
     same = " AND ".join(f"o.{column} = t.{column}" for column in ("run_id", *shared))
     return (
-        f"(SELECT DISTINCT '{word} ' || concat_ws('/', {', '.join(f't.{column}' for column in key)}) AS name"
+        f"(SELECT '{word} ' || concat_ws('/', {', '.join(f't.{column}' for column in key)}) AS name"
         f" FROM {table} t WHERE t.run_id = %(run)s AND {where} AND NOT EXISTS (SELECT FROM {owner} o WHERE {same})"
         " ORDER BY name)"
     )
@@ -110,21 +110,19 @@ _REWARD: Final = f"""
 WITH first AS (
   SELECT DISTINCT ON (s.group_no, s.member, s.attempt, s.name) s.*
   FROM scores s WHERE s.run_id = %(run)s ORDER BY s.group_no, s.member, s.attempt, s.name, s.seq
-), totals AS (
-  SELECT group_no, member, attempt, created_at,
-    seq = max(seq) OVER (PARTITION BY group_no, member, attempt) AS whole,
+), sums AS (
+  SELECT group_no, member, attempt, created_at, seq,
     CASE WHEN bool_or(value IS NULL) OVER so_far THEN NULL ELSE sum(weight * value) OVER so_far END AS total
   FROM first WHERE NOT metric WINDOW so_far AS (PARTITION BY group_no, member, attempt ORDER BY seq)
+), parts AS (
+  SELECT group_no, member, attempt, min(created_at) AS began, array_agg(total ORDER BY seq) AS totals
+  FROM sums GROUP BY group_no, member, attempt
 )
 SELECT DISTINCT {EPISODE_NAME}, e.group_no, e.member, e.attempt
-FROM episodes e JOIN groups g USING (run_id, group_no)
-WHERE e.run_id = %(run)s AND e.state = 'done' AND EXISTS (
-  SELECT FROM totals t WHERE (t.group_no, t.member, t.attempt) = (e.group_no, e.member, e.attempt)
-    AND (g.closed_at IS NULL OR t.created_at <= g.closed_at)
-) AND NOT EXISTS (
-  SELECT FROM totals t WHERE (t.group_no, t.member, t.attempt) = (e.group_no, e.member, e.attempt)
-    AND (t.whole OR g.closed_at IS NOT NULL)
-    AND coalesce(abs(t.total - e.reward) <= 1e-9 * greatest(1, abs(t.total)), num_nonnulls(t.total, e.reward) = 0)
+FROM episodes e JOIN groups g USING (run_id, group_no) JOIN parts p USING (group_no, member, attempt)
+WHERE e.run_id = %(run)s AND e.state = 'done' AND (g.closed_at IS NULL OR p.began <= g.closed_at) AND NOT EXISTS (
+  SELECT FROM unnest(CASE WHEN g.closed_at IS NULL THEN p.totals[cardinality(p.totals):] ELSE p.totals END) AS t(total)
+  WHERE coalesce(abs(t.total - e.reward) <= 1e-9 * greatest(1, abs(t.total)), num_nonnulls(t.total, e.reward) = 0)
 )
 {EPISODE_ORDER}
 """

@@ -77,19 +77,19 @@ ORDER BY e.group_no, e.member, e.attempt
 """
 _STEPS: Final = """
 WITH numbered AS (
-  SELECT step, version, batch_no, groups, row_number() OVER (ORDER BY step) - 1 AS place
+  SELECT step, version, batch_no, groups, dense_rank() OVER (ORDER BY step) - 1 AS place
   FROM train_steps WHERE run_id = %(run)s
 )
-SELECT 'step ' || step FROM numbered n
+SELECT DISTINCT 'step ' || step, step FROM numbered n
 WHERE step <> place OR version <> step + 1
   OR NOT EXISTS (SELECT FROM policy_versions v WHERE v.run_id = %(run)s AND v.version = n.version)
 ORDER BY step
 """
 _BATCHES: Final = """
-SELECT 'batch ' || b.batch_no FROM batches b
+SELECT DISTINCT 'batch ' || b.batch_no, b.batch_no FROM batches b
 LEFT JOIN train_steps s ON s.run_id = b.run_id AND s.batch_no = b.batch_no
 LEFT JOIN LATERAL (
-  SELECT count(*) AS n, count(*) FILTER (WHERE g.live) AS live
+  SELECT count(DISTINCT g.group_no) AS n, count(DISTINCT g.group_no) FILTER (WHERE g.live) AS live
   FROM batch_groups g WHERE g.run_id = b.run_id AND g.batch_no = b.batch_no
 ) AS members ON true
 WHERE b.run_id = %(run)s AND ((b.state = 'committed') <> (s.step IS NOT NULL)

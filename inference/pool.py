@@ -6,7 +6,8 @@ no clock but the one it is given, so the rules can be tested as a table.
 
 An episode stays with its engine while that is ready and has a free slot, since its prefix is cached there. An engine
 that failed rests for as long as it asked, else 0.5 s doubling to 3 s, and is then tried again; a success ends its
-record of failures.
+record of failures and a rest of our own choice, but not one that the engine asked for: what it answered just then was
+begun before.
 """
 
 import asyncio
@@ -43,6 +44,11 @@ class _Slot:
     in_flight: int = 0
     failures: int = 0
     rests_until: float = 0.0
+    asked_until: float = 0.0
+    """As `rests_until`, where the engine asked for it."""
+
+    def rest_left(self, now: float) -> float:
+        return max(self.rests_until, self.asked_until) - now
 
 
 class Ledger:
@@ -86,8 +92,11 @@ class Ledger:
     def failed(self, engine_id: str, message: str, now: float, rest_s: float | None = None) -> None:
         slot = self._slots[engine_id]
         slot.failures += 1
-        rest = min(_FIRST_REST_S * 2 ** min(slot.failures - 1, 10), _LONGEST_REST_S) if rest_s is None else rest_s
-        slot.rests_until = max(slot.rests_until, now + rest)
+        if rest_s is None:
+            rest = min(_FIRST_REST_S * 2 ** min(slot.failures - 1, 10), _LONGEST_REST_S)
+            slot.rests_until = max(slot.rests_until, now + rest)
+        else:
+            slot.asked_until = max(slot.asked_until, now + rest_s)
         slot.reason = message
 
     def succeeded(self, engine_id: str) -> None:
@@ -99,11 +108,12 @@ class Ledger:
 
     def rest_left(self, now: float) -> float | None:
         """Seconds until the first resting engine may be tried again; None where waiting alone helps nothing."""
-        return min((max(0.0, s.rests_until - now) for s in self._slots.values() if s.ready), default=None)
+        return min((max(0.0, slot.rest_left(now)) for slot in self._slots.values() if slot.ready), default=None)
 
     def next_rest_ends_in(self, now: float) -> float | None:
         """Seconds until a ready engine that rests now has rested; None where none rests."""
-        return min((s.rests_until - now for s in self._slots.values() if s.ready and s.rests_until > now), default=None)
+        resting = [slot.rest_left(now) for slot in self._slots.values() if slot.ready and slot.rest_left(now) > 0]
+        return min(resting, default=None)
 
     def why_none(self, now: float) -> str:
         """Each engine with the reason why it takes no work."""
@@ -120,7 +130,7 @@ class Ledger:
 
     @staticmethod
     def _usable(slot: _Slot, now: float) -> bool:
-        return slot.ready and slot.rests_until <= now
+        return slot.ready and slot.rest_left(now) <= 0
 
 
 @dataclass(eq=False, slots=True)

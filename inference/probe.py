@@ -2,7 +2,7 @@
 
 Invariant: `VERIFIED` is said only where the measurement could have shown the opposite. On the probe's tokens, let e be
 the engine's logprobs, and the trainer's be b under the weights before and a under those after; distances are mean
-absolute differences. `noise` is |e - trainer| as calibrated at version 0, where both hold the same weights.
+absolute differences. `noise` is |e - trainer| as measured at version 0, where both hold the same weights.
 
 Right weights differ from a by about one noise, never by more than `TOLERANCE` of them. By the triangle inequality
 |e-b| >= |a-b| - |e-a|, so weights within tolerance are also nearer to a than to b by more than one noise as soon as
@@ -63,25 +63,14 @@ class Judgement:
     step_size: float | None = None
 
 
-class NotCalibrated(ValueError):
-    """Engine and trainer that cannot be compared at version 0, as one sentence."""
-
-
-def calibrated(measured: Logprobs, trainer: Logprobs, *, least: float = FLOAT32_NOISE) -> float:
-    """The noise: mean |engine - trainer| under the same weights, at least `least`. Raises NotCalibrated."""
-    problem = _shape_problem(measured, trainer, "the engine") or _value_problem(measured, trainer)
-    if problem is not None:
-        raise NotCalibrated(f"the engine cannot be calibrated: {problem}")
-    noise = _distance(measured, trainer)
-    if noise > STRANGERS:
-        raise NotCalibrated(
-            f"engine and trainer differ by {noise:.3g} nats a token at version 0; they do not hold the same weights"
-        )
-    return max(noise, least)
+def noise_of(distance: float | None) -> float:
+    """What to take for the noise where an engine was `distance` off the trainer at version 0. None: that is what is
+    being measured, and only strangers are told."""
+    return STRANGERS / TOLERANCE if distance is None else max(distance, FLOAT32_NOISE)
 
 
 def judge(probe: Probe, measured: Logprobs, noise: float) -> Judgement:
-    """Compare an engine's logprobs of the probe's sequences with the trainer's. `noise`: from `calibrated`."""
+    """Compare an engine's logprobs of the probe's sequences with the trainer's. `noise`: from `noise_of`."""
     if not (math.isfinite(noise) and noise > 0):
         raise ValueError(f"noise is {noise}; it must be a positive number")
     if not any(len(ids) > 1 for ids in probe.sequences):

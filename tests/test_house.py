@@ -20,7 +20,7 @@ from atropos.contracts.queues import QUEUE_OF, WorkerRole
 from temporalio import activity
 
 ROOT = Path(atropos.__file__).parent
-BESIDE = {"tests", "benchmarks", "examples", "docs", "build", "dist"}
+BESIDE = {"tests", "benchmarks", "deploy", "examples", "docs", "build", "dist"}
 """Folders that are no part of the package."""
 ABOVE = {"contracts", "environments", "inference", "trainer", "db", "activities", "workflows", "settings"}
 MAY_IMPORT = {

@@ -8,6 +8,26 @@ import time
 import pytest
 from atropos.activities.watch import LoopWatch
 
+_STOPPED = """
+import asyncio, os, signal, subprocess, sys
+from atropos.activities.watch import LoopWatch
+
+async def main():
+    told = []
+    watch = LoopWatch(told.append, told.append, held_s=0.5)
+    watch.start()
+    for _ in range(2):
+        with watch.running("call"):
+            waker = subprocess.Popen(["sh", "-c", f"sleep 1; kill -CONT {os.getpid()}"])
+            os.kill(os.getpid(), signal.SIGSTOP)
+            for _ in range(60):
+                sum(range(50_000))
+        waker.wait()
+        await asyncio.sleep(0.4)
+    print(told, flush=True)
+
+asyncio.run(main())
+"""
 _STUCK = """
 import asyncio, re
 from atropos.activities.watch import LoopWatch
@@ -61,6 +81,11 @@ async def test_who_holds_the_loop_is_told_and_who_waits_is_not() -> None:
     await asyncio.wait_for(asyncio.gather(waits(), waits(), holds()), 60)
     watch.close()
     assert at_once == afterwards == ["holds"]
+
+
+def test_a_process_that_was_stopped_blames_nothing_for_it() -> None:
+    ended = subprocess.run([sys.executable, "-c", _STOPPED], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "[]\n", "")
 
 
 @pytest.mark.parametrize("function", ["loops", "holds_the_interpreter"])

@@ -14,7 +14,7 @@ from atropos.cli.demo_verdict import judge, last_line
 from atropos.cli.main import app
 from atropos.cli.stack.files import StackHome, hold_lock
 from atropos.contracts.runfile import RunConfig, parse_run
-from atropos.db.audit import Audit, Violation
+from atropos.db.audit import Audit, Violation, audit_run
 from atropos.db.runs import get_run
 from atropos.db.store import Store, open_store
 from hypothesis import given
@@ -26,6 +26,7 @@ from ..db.ledger import ledger
 from ..support.world import World
 
 WHOLE = demo_size(None, None)
+UNASKED = Audit((), {})
 
 
 @pytest.mark.parametrize(
@@ -89,7 +90,7 @@ async def finished(world: World) -> tuple[str, RunConfig]:
 
 
 async def test_figures_are_those_of_the_rows(store: Store, finished: tuple[str, RunConfig]) -> None:
-    found = await read_report(store, *finished)
+    found = await read_report(store, *finished, await audit_run(store, finished[0]))
     assert found.problems == ()
     assert (found.episodes, found.turns, found.steps) == (7, 21, ())
     assert (found.reward, found.eval_reward) == (0.75, 0.75)
@@ -104,7 +105,7 @@ async def test_a_step_is_credited_with_every_scored_episode_closed_before_it(sto
     run_id = await ledger(store)
     row = await get_run(store, run_id)
     assert row is not None
-    found = await read_report(store, run_id, row.config)
+    found = await read_report(store, run_id, row.config, UNASKED)
     assert [(one.step, one.scored, one.rewards, one.filtered) for one in found.steps] == [
         (0, 4, 2.0, 0),
         (1, 6, 4.0, 1),
@@ -140,7 +141,7 @@ async def test_what_is_missing_is_a_problem(
     kept = Tables(world.database, finished[0])
     kept.change(damage)
     try:
-        assert any(problem in one for one in (await read_report(store, *finished)).problems)
+        assert any(problem in one for one in (await read_report(store, *finished, UNASKED)).problems)
     finally:
         kept.restore()
 

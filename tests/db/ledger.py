@@ -2,20 +2,21 @@
 
 from collections.abc import Sequence
 
+from atropos.contracts.episode import Score
 from atropos.contracts.ids import weight_label
 from atropos.contracts.reasons import FailureKind, StopReason
-from atropos.contracts.records import VersionSpan
+from atropos.contracts.records import STEP_INDEX, VersionSpan
 from atropos.contracts.states import GroupState, PublicationState
 from atropos.db.batches import Leased, claim_batch, commit_step, lease_batch
 from atropos.db.endings import finish_episode
 from atropos.db.engines import engine_id, put_engines
-from atropos.db.episodes import start_episode
+from atropos.db.episodes import save_calls, start_episode
 from atropos.db.groups import GroupRow, close_group
 from atropos.db.publishing import add_first_version, begin_publication, settle_publication
 from atropos.db.runs import get_run
 from atropos.db.store import Store
 from atropos.db.turns import save_turn
-from atropos.tests.db.samples import admitted, beginning, new_run, turn
+from atropos.tests.db.samples import admitted, beginning, call, new_run, turn
 
 MEMBERS = 2
 ENGINE = engine_id("http://127.0.0.1:8000/v1")
@@ -26,7 +27,8 @@ async def ledger(store: Store) -> str:
     """A run after two steps.
 
     Groups 0 and 1 made version 1; 2 and 3, while 4 was filtered, version 2; 5 failed, 6 and 7 are leased, 8 is sealed.
-    Each has one member with reward 0 and one with 1, but the one without signal.
+    Each has one member with reward 0, which answered, and one with 1, which the environment's step ended, but the one
+    without signal.
     """
     trainer = {"kind": "builtin", "steps": 9}
     run_id = await new_run(store, trainer=trainer, batch={"groups": 2})
@@ -78,7 +80,21 @@ async def played(store: Store, group: GroupRow, version: int, rewards: Sequence[
         await start_episode(store, beginning(key))
         spans = (VersionSpan(label, version, 0, 3),)
         await save_turn(store, key, turn(spans=spans, engine_id=ENGINE, incarnation=LIFE))
-        await finish_episode(store, key, stop=StopReason.ANSWERED, failure=None, reason=None, reward=reward)
+        if member:
+            await save_calls(store, key, [call(0, STEP_INDEX, call=None, content="", done=True)])
+        await finish_episode(
+            store,
+            key,
+            stop=StopReason.DONE if member else StopReason.ANSWERED,
+            failure=None,
+            reason=None,
+            reward=reward,
+            scores=[
+                Score(name="right", value=reward, weight=1.0, metric=False),
+                Score(name="tries", value=3.0, weight=1.0, metric=True),
+            ],
+            scorer_version="v1",
+        )
 
 
 async def stepped(store: Store, run_id: str) -> None:

@@ -1,22 +1,33 @@
 """Admission: capacity is never exceeded, numbers have no gaps, each draw is made once."""
 
 import asyncio
+import math
 from collections import Counter
+from fractions import Fraction
 from typing import Any
 
 import pytest
-from atropos.contracts.reasons import FailureKind
+from atropos.contracts.ids import EpisodeKey
+from atropos.contracts.reasons import FailureKind, StopReason
 from atropos.contracts.records import NewGroup
 from atropos.contracts.sampling import Sampling
 from atropos.contracts.states import GroupState, RunState
-from atropos.db.admission import AdmissionState, admit, insert_evaluation_groups
+from atropos.db.admission import (
+    AdmissionState,
+    admission_state,
+    admit,
+    insert_evaluation_groups,
+    left_a_place,
+)
+from atropos.db.endings import finish_episode
+from atropos.db.episodes import start_episode
 from atropos.db.errors import Refused, Unknown
 from atropos.db.evaluations import start_evaluation
 from atropos.db.groups import close_group, open_groups
 from atropos.db.runs import set_run_state
 from atropos.db.store import Store
 from atropos.db.tasks import StoredTask, load_task
-from atropos.tests.db.samples import LABEL, admitted, new_group, new_run, rows
+from atropos.tests.db.samples import LABEL, admitted, beginning, new_group, new_run, rows
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -54,6 +65,42 @@ async def test_racing_admissions_never_exceed_capacity(store: Store, data: st.Da
     for label in ("sums", "words"):
         draws = sorted(row[2] for row in stored if row[1] == label)
         assert draws == list(range(len(draws)))
+
+
+@SLOW
+@given(data=st.data())
+async def test_a_group_is_as_busy_as_its_episodes_that_are_not_done(store: Store, data: st.DataObject) -> None:
+    run_id = await new_run(store)
+    sizes = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
+    members = [key for size in sizes for key in await _members(store, run_id, size)]
+    worth = Fraction(len(sizes))
+    for key in data.draw(st.permutations(members)):
+        done = data.draw(st.booleans())
+        await start_episode(store, beginning(key))
+        failure = None if done else FailureKind.ENGINE
+        stop = StopReason.ANSWERED if done else StopReason.FAILED
+        await finish_episode(store, key, stop=stop, failure=failure, reason=None, reward=None)
+        before, worth = worth, worth - Fraction(int(done), sizes[key.group_no])
+        state = await admission_state(store, run_id)
+        assert (state.busy, state.open) == (math.ceil(worth), len(sizes))
+        if done:
+            assert await left_a_place(store, key.group) == (math.ceil(worth) < math.ceil(before))
+
+
+async def test_closed_groups_and_evaluations_leave_no_place_behind(store: Store) -> None:
+    run_id = await new_run(store)
+    [one], [other] = await _members(store, run_id, 1), await _members(store, run_id, 1)
+    await close_group(store, one.group, [], GroupState.FAILED, FailureKind.CANCELLED, None)
+    assert (await admission_state(store, run_id)).busy == 1
+    [group] = await _evaluation(store, run_id, "aside", ["held-out"])
+    assert (await admission_state(store, run_id)).busy == 2
+    assert not await left_a_place(store, group.key)
+    assert await left_a_place(store, other.group)
+
+
+async def _members(store: Store, run_id: str, size: int) -> list[EpisodeKey]:
+    [group] = await admitted(store, run_id, size=size)
+    return [group.key.episode(member) for member in range(size)]
 
 
 async def test_a_draw_that_leads_to_no_group_is_consumed(store: Store) -> None:

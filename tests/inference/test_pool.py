@@ -106,6 +106,15 @@ def test_a_failing_engine_rests_longer_each_time_and_a_success_forgives_it() -> 
     assert ledger.rest_left(20.0) == 0.5
 
 
+def test_a_success_ends_no_rest_that_the_engine_asked_for() -> None:
+    ledger = ledger_of(a=2)
+    ledger.failed("a", "too busy", 10.0, 5.0)
+    ledger.succeeded("a")
+    assert ledger.take("x", 14.9) is None
+    assert ledger.rest_left(14.0) == ledger.next_rest_ends_in(14.0) == 1.0
+    assert ledger.take("x", 15.0) == "a"
+
+
 @given(st.lists(st.sampled_from(["take", "give", "fail", "down", "up", "tick"]), max_size=60), st.data())
 def test_no_engine_is_ever_over_its_limit(actions: list[str], data: st.DataObject) -> None:
     limits = {"a": 2, "b": 1}

@@ -7,14 +7,14 @@ from atropos.inference.probe import (
     FLOAT32_NOISE,
     NOTHING,
     POWER,
+    STRANGERS,
     TOLERANCE,
     Judgement,
-    NotCalibrated,
     Probe,
     Verdict,
-    calibrated,
     judge,
     judge_checksums,
+    noise_of,
 )
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -102,26 +102,15 @@ def test_an_impossible_noise_is_refused(noise: float) -> None:
         judge(Probe(((1, 2),), ((-1.0,),), ((-2.0,),)), ((-2.0,),), noise)
 
 
-def test_calibration_is_a_mean_with_a_floor() -> None:
-    assert calibrated([[-1.0, -2.0], [-3.0]], [[-1.1, -2.0], [-2.8]]) == pytest.approx(0.1)
-    assert calibrated([[-1.0]], [[-1.0]]) == FLOAT32_NOISE
-    assert calibrated([[-1.0]], [[-1.0]], least=0.01) == 0.01
-
-
-@pytest.mark.parametrize(
-    ("measured", "trainer", "says"),
-    [
-        ([[-1.0]], [[-2.0]], "do not hold the same weights"),
-        ([[math.nan]], [[-2.0]], "not a finite number"),
-        ([[-1.0, -1.0]], [[-1.0]], "instead of 1"),
-        ([], [], "no token"),
-    ],
-)
-def test_engines_that_cannot_be_compared_are_not_calibrated(
-    measured: list[list[float]], trainer: list[list[float]], says: str
-) -> None:
-    with pytest.raises(NotCalibrated, match=says):
-        calibrated(measured, trainer)
+@given(probes(), st.floats(-0.29, 0.29))
+def test_at_version_0_the_noise_is_measured_and_only_strangers_are_told(probe: Probe, off: float) -> None:
+    begun = Probe(probe.sequences, probe.after, probe.after)
+    first = judge(begun, shifted(begun.after, off), noise_of(None))
+    assert first.verdict is Verdict.UNVERIFIABLE
+    assert first.distance_after == pytest.approx(abs(off))
+    assert noise_of(first.distance_after) == max(first.distance_after or 0.0, FLOAT32_NOISE)
+    strangers = judge(begun, shifted(begun.after, math.copysign(1.01 * STRANGERS, off)), noise_of(None))
+    assert strangers.verdict is Verdict.WRONG
 
 
 GOOD = {"a.weight": "11", "b.weight": "22", "c.bias": "33"}

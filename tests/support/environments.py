@@ -22,6 +22,7 @@ from atropos import (
     tool,
 )
 from atropos.contracts.context import Context, Judge
+from atropos.tests.support.armed import Armed
 from atropos.tests.support.boundaries import ABRUPT, Boundaries
 from pydantic import BaseModel
 
@@ -31,6 +32,10 @@ class Where(EnvConfig):
     """Where effects leave their marks; empty: there are none."""
     boundaries: str = ""
     """Folder of boundaries to die at, between an effect and its row; empty: it never dies."""
+    points: str = ""
+    """Folder of points that a test arms; empty: there are none."""
+    first: int = 0
+    """The first task."""
     turns: int | None = None
     where: str = ""
     """The function in which `Deadly` ends its process."""
@@ -171,6 +176,29 @@ class Far(Effects):
     @reward(weight=0.5)
     def outcomes(self, episode: Episode) -> float:
         return float(len(episode.outcomes))
+
+
+class Points(Effects):
+    """An inline tool and a scheduled one, each with an effect, at whose points a process may be struck; a reward of
+    its own for each member. What is said and earned is the same in every run of the same tasks."""
+
+    def task(self, split: str, index: int) -> Task[Place]:
+        return super().task(split, self.config.first + index)
+
+    @tool(run="activity")
+    async def reach(self, at: int, *, state: Count, ctx: Context) -> str:
+        """Look from an activity."""
+        self._touch(state, ctx)
+        return f"{state.calls}: nothing at {at}."
+
+    @reward(run="activity")
+    async def place(self, ctx: Context) -> float:
+        return float(ctx.member)
+
+    def _touch(self, state: Count, ctx: Context) -> None:
+        super()._touch(state, ctx)
+        if self.config.points:
+            Armed(Path(self.config.points)).reach("effect")
 
 
 class Answers(Environment[Where, Count]):

@@ -6,43 +6,52 @@ Invariant: product code has no fault points; these stand around it, at places wh
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from atropos.inference.engines import Completion, Engine, EngineAddress, Progress, SampleRequest, WeightInfo
-from atropos.inference.vllm import connect_engine
+from atropos.inference.engines import Completion, Engine, EngineAddress, Progress, SampleRequest
+from atropos.inference.vllm import VllmEngine
 from temporalio import activity
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
-
-from .boundaries import Boundaries
 
 _TURN = re.compile(r"/turn/(\d+)/")
 
 
-class DieAround(Interceptor):
-    """Die before and after the body of the named activities, once for each turn and call."""
+class Places(Protocol):
+    """Boundaries, or points that a test armed."""
 
-    def __init__(self, boundaries: Boundaries, names: Iterable[str]) -> None:
-        self._boundaries = boundaries
-        self._names = frozenset(names)
+    def reach(self, place: str, /) -> None: ...
+
+
+class DieAround(Interceptor):
+    """Reach a place before and after the body of the named activities (None: of every one); `numbered`: one for each
+    turn and call."""
+
+    def __init__(self, places: Places, names: Iterable[str] | None = None, *, numbered: bool = True) -> None:
+        self._places = places
+        self._names = None if names is None else frozenset(names)
+        self._numbered = numbered
 
     def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:
-        return _DieAround(next, self._boundaries, self._names)
+        return _DieAround(next, self._places, self._names, self._numbered)
 
 
 class _DieAround(ActivityInboundInterceptor):
-    def __init__(self, next: ActivityInboundInterceptor, boundaries: Boundaries, names: frozenset[str]) -> None:
+    def __init__(
+        self, next: ActivityInboundInterceptor, places: Places, names: frozenset[str] | None, numbered: bool
+    ) -> None:
         super().__init__(next)
-        self._boundaries = boundaries
+        self._places = places
         self._names = names
+        self._numbered = numbered
 
     async def execute_activity(self, input: ExecuteActivityInput) -> Any:
         name = activity.info().activity_type
-        if name not in self._names:
+        if self._names is not None and name not in self._names:
             return await super().execute_activity(input)
-        place = _place(name, input.args[0])
-        self._boundaries.reach(f"{place}.before")
+        place = _place(name, input.args[0]) if self._numbered else name
+        self._places.reach(f"{place}.before")
         result = await super().execute_activity(input)
-        self._boundaries.reach(f"{place}.after")
+        self._places.reach(f"{place}.after")
         return result
 
 
@@ -52,38 +61,28 @@ def _place(name: str, argument: Any) -> str:
     return ".".join([name, *(str(number) for number in numbers if number is not None)])
 
 
-class DieWhenPaid:
+class DieWhenPaid(VllmEngine):
     """An engine's client that dies when tokens were sampled and paid for, and before they can be stored."""
 
-    def __init__(self, engine: Engine, boundaries: Boundaries) -> None:
-        self._engine = engine
-        self._boundaries = boundaries
-        self.engine_id = engine.engine_id
+    def __init__(self, address: EngineAddress, vocabulary: int | None, places: Places, numbered: bool) -> None:
+        super().__init__(address, vocabulary=vocabulary)
+        self._places = places
+        self._numbered = numbered
 
     async def sample(self, request: SampleRequest, progress: Progress | None = None) -> Completion:
-        completion = await self._engine.sample(request, progress)
+        completion = await super().sample(request, progress)
         found = _TURN.search(request.request_id)
-        self._boundaries.reach(f"sample_turn.{found[1] if found else '?'}.paid")
+        turn = f".{found[1] if found else '?'}" if self._numbered else ""
+        self._places.reach(f"sample_turn{turn}.paid")
         return completion
-
-    async def health(self) -> None:
-        await self._engine.health()
-
-    async def weight_info(self) -> WeightInfo:
-        return await self._engine.weight_info()
-
-    async def context_limit(self) -> int | None:
-        return await self._engine.context_limit()
-
-    async def close(self) -> None:
-        await self._engine.close()
 
 
 @dataclass(frozen=True)
 class ConnectAndDie:
     """Makes such clients; stands in for `connect_engine`."""
 
-    boundaries: Boundaries
+    places: Places
+    numbered: bool = True
 
     def __call__(self, address: EngineAddress, *, vocabulary: int | None = None) -> Engine:
-        return DieWhenPaid(connect_engine(address, vocabulary=vocabulary), self.boundaries)
+        return DieWhenPaid(address, vocabulary, self.places, self.numbered)

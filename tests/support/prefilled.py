@@ -32,8 +32,8 @@ from atropos.db.store import Store, open_store
 from atropos.environments.registry import load
 from temporalio.client import Client, WorkflowHandle
 
+from .armed import Armed
 from .fault_worker import worker_process
-from .training_faults import Armed
 from .world import ENVIRONMENTS
 
 BATCH, MEMBERS = 2, 2

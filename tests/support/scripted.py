@@ -170,10 +170,11 @@ async def scripted_engine(model: Path, script: Script, **options: Any) -> AsyncI
 
 
 @asynccontextmanager
-async def served(engine: EngineT) -> AsyncIterator[EngineT]:
-    """The same for one that was made already."""
-    listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
+async def served(engine: EngineT, listener: socket.socket | None = None) -> AsyncIterator[EngineT]:
+    """The same for one that was made already, and on `listener` if there is one."""
+    if listener is None:
+        listener = socket.socket()
+        listener.bind(("127.0.0.1", 0))
     engine.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     server = uvicorn.Server(uvicorn.Config(engine.app, log_level="error", lifespan="off"))
     serving = asyncio.create_task(server.serve([listener]))

@@ -1,14 +1,9 @@
 """Fault points inside a train step and a publication: around functions of the product, which knows none of them.
 
-Invariant: a point is armed by a file that says how often it is passed before and what happens then, and acts once. So a
-test arms one, starts a run, and sees by the file being gone that it happened.
+Invariant: product code has no fault points; these stand around it, and act where a test armed them (`Armed`).
 """
 
-import os
-import signal
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,69 +15,7 @@ from atropos.db.batches import Leased
 from atropos.inference.control import UNVERSIONED, EngineControl
 from atropos.trainer import checkpoint
 
-KILL, STOP = "kill", "stop"
-POINTS = (
-    "leased",
-    "gradient",
-    "optimised",
-    "half-written",
-    "written",
-    "before-commit",
-    "committed",
-    "loaded",
-    "probing",
-)
-"""Where a trainer or publisher may die, in the order it comes by."""
-
-
-@dataclass(frozen=True)
-class Armed:
-    """Files of `folder`: the point's name → `PASSES ACTION`."""
-
-    folder: Path
-
-    def arm(self, point: str, action: str = KILL, passes: int = 1) -> None:
-        """Act the next time but `passes` that the point is reached."""
-        hidden = self.folder / f".{point}"
-        hidden.write_text(f"{passes} {action}")
-        hidden.rename(self.folder / point)
-
-    def waiting(self, point: str) -> bool:
-        """Whether it has not happened yet."""
-        return (self.folder / point).exists()
-
-    def stopped(self, point: str) -> int | None:
-        """The process that stopped itself there."""
-        found = self.folder / f"{point}.stopped"
-        return int(found.read_text()) if found.exists() else None
-
-    def forget(self, point: str) -> None:
-        """It goes on, and may stop there again."""
-        (self.folder / f"{point}.stopped").unlink()
-
-    def take(self, point: str) -> str | None:
-        """What to do here and now."""
-        file = self.folder / point
-        try:
-            passes, action = file.read_text().split()
-        except FileNotFoundError:
-            return None
-        if int(passes) > 0:
-            self.arm(point, action, int(passes) - 1)
-            return None
-        file.unlink()
-        return action
-
-    def reach(self, point: str) -> None:
-        action = self.take(point)
-        if action == KILL:
-            os.kill(os.getpid(), signal.SIGKILL)
-            time.sleep(60)  # nothing after this line runs while the signal is on its way
-        elif action == STOP:
-            hidden = self.folder / f".{point}.stopped"
-            hidden.write_text(str(os.getpid()))
-            hidden.rename(self.folder / f"{point}.stopped")
-            os.kill(os.getpid(), signal.SIGSTOP)
+from .armed import Armed
 
 
 def armed(folder: Path) -> Replaced:
@@ -116,6 +49,10 @@ def armed(folder: Path) -> Replaced:
         async def score(self, *arguments: Any, **named: Any) -> list[list[float]]:
             points.reach("probing")
             return await super().score(*arguments, **named)
+
+        async def checksums(self, **named: Any) -> dict[str, str]:
+            points.reach("probing")
+            return await super().checksums(**named)
 
     return Replaced(control_engine=Control)
 

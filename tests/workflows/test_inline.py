@@ -19,7 +19,7 @@ from atropos.db.episodes import load_episode
 from atropos.db.events import INLINE_APART, INLINE_DEATH, INLINE_SLOW
 from atropos.db.store import open_store
 
-from ..support.fault_worker import ENDED_ABRUPTLY
+from ..support.lives import ENDED_ABRUPTLY
 from ..support.scripted import scripted_engine
 from ..support.world import ROLES, World, new_namespace
 from .conftest import looks_twice

@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 import psycopg
 import pytest
+from atropos.cli.audit import audit
 from atropos.cli.errors import CommandError
 from atropos.cli.run_fork import forked
 from atropos.contracts.ids import trainer_workflow_id, weight_label
@@ -83,6 +84,23 @@ async def test_a_run_trains_its_steps_and_every_version_reaches_the_engine(world
     kept = {folder.name[:14] for folder in (world.checkpoints or Path()).glob("*/version-*")}
     # The first one may stay, where its evaluation had not ended when the last step looked.
     assert kept - {"version-000001"} == {"version-000002", "version-000003"}
+
+
+async def test_a_run_that_trains_is_sound_at_every_moment(world: World) -> None:
+    document = world.training("Effects", steps=3)
+    looks = 0
+    async with world.workers() as services:
+        handle = await world.start(document)
+        ended = asyncio.create_task(handle.result())
+        while await get_run(services.store, handle.id) is None:  # noqa: ASYNC110 - what is awaited is a row
+            await asyncio.sleep(0.1)
+        while not ended.done():
+            assert (await audit(services.store, world.client, handle.id)).violations == ()
+            looks += 1
+        assert (await ended).state is RunState.COMPLETED
+        found = await audit(services.store, world.client, handle.id)
+    assert looks > 2
+    assert (found.violations, found.unknown, found.checked["steps"]) == ((), 0, 3)
 
 
 async def test_rollouts_stay_within_the_staleness_bound(world: World) -> None:

@@ -14,7 +14,7 @@ from atropos.contracts.runfile import EngineKind
 from atropos.inference.control import UNVERSIONED, EngineControl, publish
 from atropos.inference.engines import EngineAddress
 from atropos.inference.errors import EngineFailure, EngineFailureKind
-from atropos.inference.probe import Probe, Verdict, calibrated, judge, judge_checksums
+from atropos.inference.probe import Probe, Verdict, judge, judge_checksums, noise_of
 from atropos.tests.inference.conformance import reference_logprobs
 from atropos.tests.inference.servers import Answer, Seen, serving
 from safetensors.torch import load_file, save_file
@@ -42,12 +42,18 @@ def logprobs(folder: Path) -> tuple[tuple[float, ...], ...]:
     return tuple(tuple(reference_logprobs(folder, ids[:1], ids[1:])) for ids in SEQUENCES)
 
 
+async def measured(control: EngineControl, trainer: tuple[tuple[float, ...], ...]) -> float:
+    """The noise at version 0, as publishing measures it."""
+    found = judge(Probe(SEQUENCES, trainer, trainer), await control.score(SEQUENCES, label="v0"), noise_of(None))
+    return noise_of(found.distance_after)
+
+
 async def test_the_probe_tells_new_weights_from_old_ones_under_a_new_name(
     control: EngineControl, weights: Weights
 ) -> None:
     old, new = logprobs(weights[0]), logprobs(weights[1])
     await publish(control, path=weights[0], label="v0", load_timeout_s=60)
-    noise = calibrated(await control.score(SEQUENCES, label="v0"), old)
+    noise = await measured(control, old)
     assert noise < 1e-4
     probe = Probe(SEQUENCES, before=old, after=new)
     await publish(control, path=weights[1], label="v1", load_timeout_s=60)
@@ -66,7 +72,7 @@ async def test_a_step_too_small_for_logprobs_is_seen_by_digests(
     save_file(tensors, tmp_path / "model.safetensors")
     await publish(control, path=weights[0], label="v0", load_timeout_s=60)
     old = logprobs(weights[0])
-    noise = calibrated(await control.score(SEQUENCES), old)
+    noise = await measured(control, old)
     await publish(control, path=tmp_path, label="v1", load_timeout_s=60)
     judged = judge(Probe(SEQUENCES, old, old), await control.score(SEQUENCES, label="v1"), noise)
     assert judged.verdict is Verdict.UNVERIFIABLE
