@@ -52,6 +52,8 @@ class Settings(BaseSettings):
     engine_url: str | None = None
     """Base URL of an inference server to use instead of the dev engine, `http://host:port`."""
     log_level: LogLevel = "INFO"
+    dashboard_token: SecretStr | None = Field(default=None, min_length=8)
+    """What people enter to see the dashboard; needed where it listens on more than loopback."""
 
     max_model_calls: int = Field(default=128, ge=1)
     """Model calls one worker process has in flight at once."""

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.text import Text
 from temporalio.client import Client
 
+from ..contracts.text import one_line
 from ..db.audit import CHECKS, Audit, audit_run
 from ..db.store import Store
 from ..settings import load_settings
@@ -23,7 +24,6 @@ from . import access
 from .audit_temporal import LEFT, OVER, SETTLE_S, compare
 from .errors import CommandError, sentences
 from .temporal import TemporalUnready
-from .text import one_line
 
 _SHOWN: Final = 20
 """Rows named of one check; `--json` names all."""

@@ -9,10 +9,10 @@ from rich.table import Table
 from rich.text import Text
 
 from ..db.runs import get_run
+from ..db.shown import load_shown
 from ..db.store import Store
 from .demo_report import RunReport, StepFigures, mean_reward
 from .demo_verdict import Verdict
-from .episode import load_shown
 from .episode_show import render_episode
 
 _ROWS: Final = 10

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from ..settings import load_settings
+from .dashboard import installed
 from .errors import CommandError
 from .stack import commands
 from .stack.addresses import resolve_addresses
@@ -30,21 +31,25 @@ def up(
     ] = None,
     engine: Annotated[bool, typer.Option(help="Start the dev engine.")] = True,
     workers: Annotated[bool, typer.Option(help="Start workers.")] = True,
+    dashboard: Annotated[bool, typer.Option(help="Start the dashboard, where it is installed.")] = True,
     seed: Annotated[int, typer.Option(help="Seed of the tiny policy, where it has to be made.")] = 0,
     temporal_port: Annotated[int | None, _Port] = None,
     ui_port: Annotated[int | None, _Port] = None,
     postgres_port: Annotated[int | None, _Port] = None,
     engine_port: Annotated[int | None, _Port] = None,
+    dashboard_port: Annotated[int | None, _Port] = None,
 ) -> None:
     """Start the stack, or find it running."""
     settings = load_settings()
     options = StackOptions(
         engine_model=model,
         workers=workers,
+        dashboard=dashboard and installed(),
         temporal_port=temporal_port,
         ui_port=ui_port,
         postgres_port=postgres_port,
         engine_port=engine_port,
+        dashboard_port=dashboard_port,
     )
     if model is not None and not engine:
         raise CommandError("--model names what the engine serves and --no-engine starts none; leave one of them out.")

@@ -26,6 +26,7 @@ from ..contracts.context import Context, JudgeUnavailable
 from ..contracts.episode import Episode
 from ..contracts.limits import Limits
 from ..contracts.tasks import SPLITS, Task
+from ..contracts.text import printable
 from ..environments.faults import EnvironmentFault, EnvironmentProblem
 from ..environments.loaded import LoadedEnvironment
 from ..environments.play import Policy, play
@@ -35,7 +36,6 @@ from ..environments.spec import describe_environment
 from ..environments.splits import check_disjoint, require_size
 from .env_policies import EchoPolicy, EnginePolicy, HumanPolicy, PolicyError, ScriptedPolicy, at_terminal
 from .env_show import Printer, content_of, spec_table
-from .text import printable
 
 app = typer.Typer(no_args_is_help=True, help="Try, check and list environments.")
 

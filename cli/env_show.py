@@ -16,9 +16,9 @@ from ..contracts.activities import ScorerPlan
 from ..contracts.episode import Episode, Score, ToolOutcome, Turn
 from ..contracts.messages import ImagePart, Message, Role
 from ..contracts.reasons import FinishReason
+from ..contracts.text import printable
 from ..environments.play import Reply, Watcher
 from ..environments.spec import EnvironmentSpec
-from .text import printable
 
 STYLES: Final = {Role.SYSTEM: "dim", Role.USER: "cyan", Role.ASSISTANT: "green", Role.TOOL: "magenta"}
 

@@ -17,10 +17,7 @@ from . import access
 from .errors import CommandError
 
 if TYPE_CHECKING:
-    from ..db.groups import GroupFacts
-    from ..db.runs import RunRow
-    from ..db.store import Store
-    from .episode_show import Shown
+    from ..db.shown import Shown
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -47,6 +44,7 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show an episode: its conversation, each turn's tokens, and the parts of its reward."""
+    from ..db.shown import load_shown
     from .episode_show import facts_of, render_episode
 
     wanted = episode_key(episode)
@@ -77,38 +75,3 @@ def episode_key(words: list[str]) -> EpisodeKey:
         raise CommandError("An episode is named as run/NAME-xxxx/group/12/episode/3, or as RUN GROUP MEMBER [ATTEMPT].")
     group_no, member, attempt = (*map(int, numbers), 0)[:3]
     return EpisodeKey(run_id=run, group_no=group_no, member=member, attempt=attempt)
-
-
-async def load_shown(store: "Store", row: "RunRow", key: EpisodeKey) -> "Shown":
-    """Everything that is shown of an episode. Raises CommandError saying what there is instead, or Unknown."""
-    from ..db.episodes import episode_scores, load_episode
-    from ..db.groups import load_group
-    from .episode_show import Shown
-
-    group = await load_group(store, key.group)
-    facts = await load_episode(store, key)
-    if facts is None:
-        raise CommandError(f"There is no episode {key.workflow_id}: {_what_there_is(group)}.")
-    return Shown(row, facts, tuple(await episode_scores(store, key)), await _reason(store, key))
-
-
-async def _reason(store: "Store", key: EpisodeKey) -> str | None:
-    """What went wrong in this attempt, in words."""
-    from sqlalchemy import select
-
-    from ..db.models import EpisodeRow
-
-    at = {"run_id": key.run_id, "group_no": key.group_no, "member": key.member, "attempt": key.attempt}
-    async with store.begin() as connection:
-        reason: str | None = await connection.scalar(select(EpisodeRow.reason).filter_by(**at))
-    return reason
-
-
-def _what_there_is(group: "GroupFacts") -> str:
-    started = {member.key.member: member.key.attempt for member in group.members}
-    where = f"group {group.group.key.group_no} has {group.group.size} episodes"
-    if not started:
-        return f"{where}, none of which has started"
-    retried = [f"{member} (attempts 0 to {attempt})" for member, attempt in started.items() if attempt]
-    several = f", retried: {', '.join(retried)}" if retried else ""
-    return f"{where}, started: {', '.join(map(str, started))}{several}"

@@ -1,25 +1,23 @@
 """An episode on the page: the conversation, how its tokens were sampled, and what it was worth.
 
-Invariant: what a model, tool or environment said is shown as text and never interpreted (`cli.text`). Tokens are the
-stored ids; their text is the model's own decoding where its folder is here, and the ids themselves where it is not.
+Invariant: what a model, tool or environment said is shown as text and never interpreted (`contracts.text`). Tokens are
+the stored ids; their text is the model's own decoding where its folder is here, and the ids themselves where it is not.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import astuple
 from typing import Any, Final
 
 from rich.console import Console
 from rich.text import Text
 
-from ..contracts.episode import Episode, Score, ToolOutcome
-from ..contracts.messages import ImagePart, Message, Role
-from ..contracts.records import EpisodeFacts, TurnRecord
-from ..contracts.runfile import ModelConfig
-from ..db.episodes import episode_view
-from ..db.runs import RunRow
-from .text import one_line, printable
+from ..contracts.episode import ToolOutcome
+from ..contracts.messages import Message, Role
+from ..contracts.records import TurnRecord
+from ..contracts.text import one_line, printable
+from ..db.shown import Shown, content_text, mean_logprob, turn_facts
+from ..inference.words import Decode, decoder
 
 _ROLES: Final = {Role.SYSTEM: "dim", Role.USER: "cyan", Role.ASSISTANT: "green", Role.TOOL: "magenta"}
 _WIDTH: Final = 11
@@ -29,23 +27,6 @@ _SHADES: Final = ((0.9, "green"), (0.5, "cyan"), (0.1, "yellow"), (0.0, "red"))
 _UNTRAINED: Final = "dim strike"
 _GIVEN: Final = "dim"
 
-Decode = Callable[[int], str]
-
-
-@dataclass(frozen=True)
-class Shown:
-    """What is shown of an episode."""
-
-    run: RunRow
-    facts: EpisodeFacts
-    scores: tuple[Score, ...]
-    reason: str | None
-    """What went wrong, in words."""
-
-    @property
-    def episode(self) -> Episode:
-        return episode_view(self.facts, self.scores)
-
 
 def render_episode(shown: Shown, link: str | None, console: Console, *, tokens: bool = False) -> None:
     """Print an episode. `link`: its page in Temporal's UI, where that is known."""
@@ -53,19 +34,19 @@ def render_episode(shown: Shown, link: str | None, console: Console, *, tokens: 
     kind = f"evaluation {facts.evaluation}" if facts.evaluation is not None else facts.kind
     console.print(Text(facts.key.workflow_id, style="bold"))
     _note(console, f"{facts.environment} (version {facts.environment_version}), task {facts.task_key[:12]}, {kind}")
-    decode = _decoder(shown.run.config.model) if tokens else None
+    decode = decoder(shown.run.config.model) if tokens else None
     for message in facts.prompt:
-        _say(console, message.role, _content(message))
+        _say(console, message.role, content_text(message))
     for record, turn in zip(facts.turns, episode.turns, strict=True):
         console.print()
-        _note(console, _turn_line(record))
+        _note(console, f"turn {record.turn}: {turn_facts(record)}")
         if decode is not None:
             _tokens(console, record, decode)
         _message(console, turn.message)
         for outcome in turn.outcomes:
             _outcome(console, outcome)
         for reply in turn.replies:
-            _say(console, reply.role, _content(reply))
+            _say(console, reply.role, content_text(reply))
         if turn.reward is not None:
             _note(console, f"step reward {turn.reward:g}")
     console.print()
@@ -76,32 +57,11 @@ def render_episode(shown: Shown, link: str | None, console: Console, *, tokens: 
         _note(console, link)
 
 
-def _turn_line(record: TurnRecord) -> str:
-    mean = mean_logprob(record)
-    versions = ", ".join(dict.fromkeys(f"version {span.version}" for span in record.spans)) or "no version"
-    parts = [
-        f"turn {record.turn}: {len(record.prompt_delta)} prompt + {len(record.sampled)} sampled tokens",
-        "no logprob" if mean is None else f"mean logprob {mean:.3f}",
-        versions,
-        f"finish {record.finish}",
-    ]
-    if record.opens_segment and record.turn > 0:
-        parts.append(f"opens segment {record.segment}")
-    if record.provisional:
-        parts.append("provisional")
-    return ", ".join(parts)
-
-
-def mean_logprob(record: TurnRecord) -> float | None:
-    """Mean log-probability of what a turn sampled; None where it sampled nothing."""
-    return math.fsum(record.logprobs) / len(record.logprobs) if record.logprobs else None
-
-
 def _message(console: Console, message: Message) -> None:
     if message.reasoning:
         _say(console, message.role, message.reasoning, name="thinks", style="dim")
     if message.text or not message.tool_calls:
-        _say(console, message.role, _content(message))
+        _say(console, message.role, content_text(message))
     for call in message.tool_calls:
         arguments = ", ".join(f"{name}={value!r}" for name, value in call.arguments.items())
         _say(console, message.role, call.raw if call.raw is not None else f"{call.name}({arguments})", name="calls")
@@ -137,10 +97,14 @@ def _tokens(console: Console, record: TurnRecord, decode: Decode) -> None:
     """What a turn added to the stream: prompt tokens, then sampled ones by their probability."""
     text = Text()
     for token in record.prompt_delta:
-        text.append(decode(token), style=_GIVEN)
+        text.append(_printed(decode(token)), style=_GIVEN)
     for token, logprob, trains in zip(record.sampled, record.logprobs, record.mask, strict=True):
-        text.append(decode(token), style=_shade(logprob) if trains else _UNTRAINED)
+        text.append(_printed(decode(token)), style=_shade(logprob) if trains else _UNTRAINED)
     console.print(text, soft_wrap=True)
+
+
+def _printed(token: str) -> str:
+    return one_line(token).replace("↵", "↵\n")
 
 
 def _shade(logprob: float) -> str:
@@ -153,31 +117,6 @@ def _legend(console: Console) -> None:
     for least, style in _SHADES:
         parts += [(f"≥ {least:g}" if least else "below", style), ", "]
     console.print(Text.assemble(*parts, ("not trained on", _UNTRAINED)), soft_wrap=True)
-
-
-def _decoder(model: ModelConfig) -> Decode:
-    """Ids as text where the model's folder is here; a hub is not asked only to show something."""
-    from ..inference.tokens import TokensError, load_renderer
-
-    if Path(model.path).expanduser().is_dir():
-        try:
-            renderer = load_renderer(model)
-        except TokensError:
-            return _as_id
-        return lambda token: one_line(renderer.decode([token])).replace("↵", "↵\n")
-    return _as_id
-
-
-def _as_id(token: int) -> str:
-    return f"{token} "
-
-
-def _content(message: Message) -> str:
-    """Text of a message; images by the beginning of their address."""
-    if isinstance(message.content, str):
-        return message.content
-    parts = (f"[image {part.url[:60]}]" if isinstance(part, ImagePart) else part.text for part in message.content)
-    return "".join(parts)
 
 
 def _say(console: Console, role: Role, text: str, *, name: str | None = None, style: str | None = None) -> None:

@@ -8,7 +8,7 @@ and `atropos --help` must load neither Temporal nor torch.
 import sys
 from typing import Final
 
-from .text import printable
+from ..contracts.text import printable
 
 PACKAGE: Final = __name__.removesuffix(".cli.errors")
 

@@ -25,6 +25,8 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "env": ("cli.env:app", "Try and check environments in the terminal."),
     "run": ("cli.run:app", "Check, start, watch and steer runs."),
     "episode": ("cli.episode:app", "Read episodes: the conversation, its tokens and its reward."),
+    "dashboard": ("cli.dashboard:command", "Serve runs, groups and episodes to a browser."),
+    "view": ("cli.view:command", "Write a run or an episode as HTML pages that need no server."),
     "audit": ("cli.audit:command", "Prove a run's ledger: its rows against each other and against Temporal."),
     "sft-gen": ("cli.export:sft_gen", "Write scored episodes as JSON lines for supervised fine-tuning."),
     "dpo-gen": ("cli.export:dpo_gen", "Write pairs of answers as JSON lines for preference optimisation."),

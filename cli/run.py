@@ -16,12 +16,12 @@ from rich.text import Text
 
 from ..contracts.runfile import RunConfig, RunFileError, parse_run
 from ..contracts.states import RunState
+from ..contracts.text import printable
 from ..settings import Settings, load_settings
 from . import access
 from .documents import read_run_file
 from .errors import CommandError
 from .stack.addresses import resolve_addresses
-from .text import printable
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, rich_markup_mode=None, help="Check, start, watch and steer runs."

@@ -21,13 +21,13 @@ from ..contracts.admission import task_index
 from ..contracts.context import Context
 from ..contracts.runfile import EnvironmentConfig, RunConfig
 from ..contracts.tasks import Task
+from ..contracts.text import one_line, printable
 from ..environments.faults import EnvironmentFault
 from ..environments.loaded import LoadedEnvironment
 from ..environments.registry import load
 from ..environments.splits import check_disjoint, require_size
 from ..inference.tiny_policy import demonstration
 from ..inference.tokens import TokenRenderer, TokensError, load_renderer
-from .text import one_line, printable
 
 SHOWN_TASKS: Final = 3
 _SHOWN_TOKENS: Final = 400

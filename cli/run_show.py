@@ -12,11 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from ..contracts.states import EpisodeState, RunState
+from ..contracts.text import one_line
 from ..db.batches import Progress
 from ..db.evaluations import EvaluationRow
 from ..db.runs import RunRow
 from ..db.summary import EpisodeTotals, RunSummary
-from .text import one_line
 
 _COLOURS: Final = {
     RunState.RUNNING: "green",

@@ -18,12 +18,12 @@ from rich.text import Text
 
 from ..contracts.runfile import RunConfig
 from ..contracts.states import EpisodeState, RunState
+from ..contracts.text import one_line
 from ..settings import Settings
 from .access import opened_store
 from .run_show import episodes_in, wall_seconds
 from .run_start import run_ends
 from .stack.addresses import resolve_addresses
-from .text import one_line
 
 if TYPE_CHECKING:
     from temporalio.client import Client

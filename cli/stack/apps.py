@@ -1,4 +1,4 @@
-"""Our own processes in the stack: the migration, the dev engine and the workers.
+"""Our own processes in the stack: the migration, the dev engine, the workers and the dashboard.
 
 Invariant: they see the stack's addresses and no others. Whatever `TEMPORAL_*`, `DATABASE_URL` or engine the
 user's environment names is replaced where the stack has a part of its own.
@@ -119,6 +119,22 @@ def worker(home: StackHome, name: str, env: dict[str, str], depends_on: tuple[st
         address=f"roles {WORKERS[name]}",
         start_timeout_s=120.0,
         grace_s=25.0,
+    )
+
+
+def dashboard(port: int, temporal_ui: str | None, env: dict[str, str], depends_on: tuple[str, ...]) -> Part:
+    """The dashboard, on loopback."""
+    url = f"http://{HOST}:{port}"
+    ui = () if temporal_ui is None else ("--temporal-ui", temporal_ui)
+    return Part(
+        name="dashboard",
+        argv=_module("atropos.cli.main", "dashboard", "--address", HOST, "--port", str(port), *ui),
+        env=env,
+        depends_on=depends_on,
+        ready=lambda: check_http(url, timeout_s=1.0),
+        address=f"{url}/runs",
+        ports=(port,),
+        start_timeout_s=120.0,
     )
 
 

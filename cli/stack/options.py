@@ -21,6 +21,7 @@ class StackOptions(BaseModel):
     engine_model: Path | None = None
     """Folder of the model the dev engine serves; None starts no engine."""
     workers: bool = True
+    dashboard: bool = False
     temporal_address: str | None = None
     """A Temporal server that was found running; None leaves the choice to the workers' environment."""
 
@@ -28,3 +29,4 @@ class StackOptions(BaseModel):
     ui_port: int | None = Port
     postgres_port: int | None = Port
     engine_port: int | None = Port
+    dashboard_port: int | None = Port

@@ -101,6 +101,9 @@ def make_plan(home: StackHome, options: StackOptions, kept: Kept) -> Plan:
     if options.workers:
         before = tuple(part.name for part in parts)
         parts.extend(apps.worker(home, name, env, before) for name in apps.workers())
+    if options.dashboard:
+        before = tuple(part.name for part in parts if part.name in ("postgres", "migrate"))
+        parts.append(apps.dashboard(ports.get("dashboard", options.dashboard_port), temporal_ui, env, before))
 
     return Plan(
         parts=tuple(parts),

@@ -29,9 +29,9 @@ def render_up(result: UpResult, console: Console) -> None:
     ):
         if value is not None:
             console.print(f"  {name:<12} {value}", highlight=False)
-    postgres = next((part.address for part in state.parts if part.name == "postgres"), None)
-    if postgres is not None:
-        console.print(f"  {'Postgres':<12} {postgres}", highlight=False)
+    for part in state.parts:
+        if part.name in ("postgres", "dashboard") and part.address is not None:
+            console.print(f"  {part.name.capitalize():<12} {part.address}", highlight=False)
     for note in state.notes:
         console.print(f"Note: {note}", style="dim", highlight=False)
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from atropos.cli.episode_show import Shown, facts_of, mean_logprob, render_episode
+from atropos.cli.episode_show import facts_of, render_episode
 from atropos.contracts.episode import Score
 from atropos.contracts.ids import EpisodeKey
 from atropos.contracts.messages import ToolCall, assistant, user
@@ -16,6 +16,7 @@ from atropos.contracts.records import STEP_INDEX, CallRecord, EpisodeFacts, Turn
 from atropos.contracts.runfile import parse_run
 from atropos.contracts.states import EpisodeState, RunState
 from atropos.db.runs import RunRow
+from atropos.db.shown import Shown, mean_logprob
 from rich.console import Console
 
 from .test_documents import GOOD, plain_of

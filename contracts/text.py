@@ -1,8 +1,8 @@
-"""Text of models, tools and files on its way to a terminal.
+"""Text of models, tools and files on its way to a terminal or a page.
 
 Invariant: nothing that was sampled, answered or typed by others can move the cursor, change colours, reorder what is
 read or pass for markup of ours. Control and format characters become visible signs, and whoever prints a text wraps it
-in `rich.text.Text`, whose content is never parsed as markup.
+in `rich.text.Text`, whose content is never parsed as markup, or escapes it (`dashboard.html`).
 """
 
 import unicodedata

@@ -3,7 +3,7 @@
 import io
 import unicodedata
 
-from atropos.cli.text import one_line, printable
+from atropos.contracts.text import one_line, printable
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console

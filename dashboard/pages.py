@@ -1,0 +1,122 @@
+"""The dashboard's pages as Panel shows them.
+
+Invariant: a page is the HTML that `reading` made, shown in a pane that runs no scripts, and read again every two
+seconds while it may change; what has not changed is not sent. A store that is away is said, and asked again.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import panel as pn
+
+from ..db.errors import StoreError
+from ..db.store import Store
+from .html import ServedLinks, fragment, style
+from .plots import RunPlots
+from .reading import Query, Read, RunPage, RunsPage, episode_key, group_key, read_episode, read_group, read_groups
+
+logger = logging.getLogger(__name__)
+
+EVERY_MS: Final = 2000
+COLOURS: Final = {
+    "messages": "by-none",
+    "tokens by logprob": "by-logprob",
+    "by mask": "by-mask",
+    "by version": "by-version",
+}
+_ABSENT: Final = "The page cannot be read right now; see the log of the dashboard. It is tried again."
+
+
+class Html(pn.pane.HTML):  # type: ignore[misc]
+    """HTML of our own, in which scripts are not run even if there were any."""
+
+    def _get_properties(self, doc: Any) -> dict[str, Any]:
+        return {**super()._get_properties(doc), "run_scripts": False}
+
+
+class Pages:
+    """Makes a page for each session that asks for one."""
+
+    def __init__(self, store: Store, links: ServedLinks) -> None:
+        self._store, self._links = store, links
+
+    def routes(self) -> dict[str, Callable[[], Any]]:
+        """Address → what makes the page."""
+        return {
+            "/runs": self.runs,
+            "/run": self.run,
+            "/groups": self.groups,
+            "/group": self.group,
+            "/episode": self.episode,
+        }
+
+    def runs(self) -> Any:
+        return self._page(RunsPage(self._store, self._links).read)
+
+    def run(self) -> Any:
+        page = RunPage(self._store, self._links)
+        charts = pn.FlexBox(sizing_mode="stretch_width")
+        plots: list[RunPlots] = []
+
+        def draw() -> None:
+            if page.curves is None:
+                return
+            if not plots:
+                plots.append(RunPlots(page.curves.trains))
+                charts.objects = [
+                    pn.pane.Bokeh(one, sizing_mode="stretch_width", min_width=420, styles={"flex": "1 1 45%"})
+                    for one in plots[0].figures
+                ]
+            plots[0].show(page.curves)
+
+        return self._page(page.read, charts, after=draw)
+
+    def groups(self) -> Any:
+        return self._page(lambda query: read_groups(self._store, self._links, query))
+
+    def group(self) -> Any:
+        return self._page(lambda query: read_group(self._store, self._links, group_key(query)))
+
+    def episode(self) -> Any:
+        switch = pn.widgets.RadioButtonGroup(options=COLOURS, value="by-none", button_type="light")
+        return self._page(lambda query: read_episode(self._store, self._links, episode_key(query)), switch=switch)
+
+    def _page(
+        self,
+        read: Callable[[Query], Awaitable[Read]],
+        *below: Any,
+        after: Callable[[], None] | None = None,
+        switch: Any = None,
+    ) -> Any:
+        query = arguments()
+        pane = Html("", stylesheets=[style()], sizing_mode="stretch_width")
+        if switch is not None:
+            pane.css_classes = [switch.value]
+            switch.param.watch(lambda event: pane.param.update(css_classes=[event.new]), "value")
+
+        async def refresh() -> None:
+            try:
+                found = await read(query)
+            except StoreError as error:
+                found = Read(fragment("message.html", self._links, message=str(error)), live=True)
+            except Exception:
+                logger.exception("a page cannot be read")
+                found = Read(fragment("message.html", self._links, message=_ABSENT), live=True)
+            if pane.object != found.html:
+                pane.object = found.html
+            if after is not None and pn.state.curdoc is not None:
+                pn.state.curdoc.add_next_tick_callback(after)  # a chart's data changes under the document's lock only
+            if not found.live:
+                again.stop()
+
+        pn.state.onload(refresh)
+        again = pn.state.add_periodic_callback(refresh, period=EVERY_MS)
+        above = [] if switch is None else [switch]
+        return pn.Column(*above, pane, *below, sizing_mode="stretch_width", margin=(5, 20))
+
+
+def arguments() -> Query:
+    """The arguments of the address that the session was opened with."""
+    given = pn.state.session_args or {}
+    return {name: values[0].decode("utf-8", "replace") for name, values in given.items() if values}

@@ -1,0 +1,90 @@
+"""Everything that is shown of an attempt of an episode, wherever it is shown.
+
+Invariant: it is what the rows say; an episode that does not exist is answered with what there is instead.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from ..contracts.episode import Episode, Score
+from ..contracts.ids import EpisodeKey
+from ..contracts.messages import ImagePart, Message
+from ..contracts.records import EpisodeFacts, TurnRecord
+from .episodes import episode_scores, episode_view, load_episode
+from .errors import Unknown
+from .groups import GroupFacts, load_group
+from .late import params
+from .runs import RunRow
+from .store import Store
+
+_REASON: Final = """
+SELECT reason FROM episodes
+WHERE run_id = %(run)s AND group_no = %(group)s AND member = %(member)s AND attempt = %(attempt)s
+"""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What is shown of an episode."""
+
+    run: RunRow
+    facts: EpisodeFacts
+    scores: tuple[Score, ...]
+    reason: str | None
+    """What went wrong, in words."""
+
+    @property
+    def episode(self) -> Episode:
+        return episode_view(self.facts, self.scores)
+
+
+async def load_shown(store: Store, row: RunRow, key: EpisodeKey) -> Shown:
+    """The episode. Raises Unknown saying what there is instead."""
+    group = await load_group(store, key.group)
+    facts = await load_episode(store, key)
+    if facts is None:
+        raise Unknown(f"There is no episode {key.workflow_id}: {_what_there_is(group)}.")
+    async with store.direct() as connection:
+        found = await (await connection.execute(_REASON, params(key))).fetchone()
+    return Shown(row, facts, tuple(await episode_scores(store, key)), None if found is None else found[0])
+
+
+def _what_there_is(group: GroupFacts) -> str:
+    started = {member.key.member: member.key.attempt for member in group.members}
+    where = f"group {group.group.key.group_no} has {group.group.size} episodes"
+    if not started:
+        return f"{where}, none of which has started"
+    retried = [f"{member} (attempts 0 to {attempt})" for member, attempt in started.items() if attempt]
+    several = f", retried: {', '.join(retried)}" if retried else ""
+    return f"{where}, started: {', '.join(map(str, started))}{several}"
+
+
+def mean_logprob(record: TurnRecord) -> float | None:
+    """Mean log-probability of what a turn sampled; None where it sampled nothing."""
+    return math.fsum(record.logprobs) / len(record.logprobs) if record.logprobs else None
+
+
+def turn_facts(record: TurnRecord) -> str:
+    """How a turn was sampled, on one line."""
+    mean = mean_logprob(record)
+    versions = ", ".join(dict.fromkeys(f"version {span.version}" for span in record.spans)) or "no version"
+    parts = [
+        f"{len(record.prompt_delta)} prompt + {len(record.sampled)} sampled tokens",
+        "no logprob" if mean is None else f"mean logprob {mean:.3f}",
+        versions,
+        f"finish {record.finish}",
+    ]
+    if record.opens_segment and record.turn > 0:
+        parts.append(f"opens segment {record.segment}")
+    if record.provisional:
+        parts.append("provisional")
+    return ", ".join(parts)
+
+
+def content_text(message: Message) -> str:
+    """Text of a message; images by the beginning of their address."""
+    if isinstance(message.content, str):
+        return message.content
+    parts = (f"[image {part.url[:60]}]" if isinstance(part, ImagePart) else part.text for part in message.content)
+    return "".join(parts)
