@@ -56,7 +56,7 @@ class Pages:
 
     def run(self) -> Any:
         page = RunPage(self._store, self._links)
-        charts = pn.FlexBox(sizing_mode="stretch_width")
+        charts = pn.GridBox(ncols=2, sizing_mode="stretch_width")
         plots: list[RunPlots] = []
 
         def draw() -> None:
@@ -64,10 +64,7 @@ class Pages:
                 return
             if not plots:
                 plots.append(RunPlots(page.curves.trains))
-                charts.objects = [
-                    pn.pane.Bokeh(one, sizing_mode="stretch_width", min_width=420, styles={"flex": "1 1 45%"})
-                    for one in plots[0].figures
-                ]
+                charts.objects = [pn.pane.Bokeh(one, sizing_mode="stretch_width") for one in plots[0].figures]
             plots[0].show(page.curves)
 
         return self._page(page.read, charts, after=draw)

@@ -3,14 +3,13 @@
 Invariant: no text of others is in a chart; titles and axes are words of ours.
 """
 
-from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final
 
 from bokeh.models import ColumnDataSource
 from bokeh.plotting import figure
 
-from ..db.curves import RunCurves, Sums
+from ..db.curves import RunCurves, rates
 
 _BLUE: Final = "#0b5cad"
 _EMPTY: Final[dict[str, list[Any]]] = {"x": [], "mean": [], "low": [], "high": []}
@@ -59,20 +58,10 @@ class RunPlots:
         )
         lengths = {"x": xs, "mean": [one.length for one in points], "longest": [one.longest for one in points]}
         _put(self._lengths, lengths)
-        _put(self._rates, {"x": [_moment(one.ended) for one in over_time], "tokens": rates(over_time)})
+        drawn = rates(over_time)
+        _put(self._rates, {"x": [_moment(at) for at, _ in drawn], "tokens": [rate for _, rate in drawn]})
         steps = curves.trained
         _put(self._staleness, {"x": [row.step for row in steps], "staleness": [row.staleness for row in steps]})
-
-
-def rates(buckets: Sequence[Sums]) -> list[float]:
-    """Tokens a second of each bucket: what ended in it over the time since the bucket before ended."""
-    out = []
-    before: datetime | None = None
-    for one in buckets:
-        seconds = (one.ended - (before or one.began)).total_seconds()
-        out.append(one.tokens / seconds if seconds > 0 else 0.0)
-        before = max(before or one.ended, one.ended)
-    return out
 
 
 def _put(source: Any, data: dict[str, list[Any]]) -> None:

@@ -13,7 +13,7 @@ from typing import Final
 from ..contracts.ids import EpisodeKey, GroupKey
 from ..contracts.states import GroupState
 from ..contracts.text import printable
-from ..db.curves import RunCurves
+from ..db.curves import RunCurves, rates
 from ..db.engines import engines_of
 from ..db.errors import Unknown
 from ..db.evaluations import list_evaluations
@@ -79,6 +79,7 @@ class RunPage:
             self.curves = RunCurves(run.run_id, run.config.trains)
         await self.curves.update(self.store)
         places = self.curves.places.values()
+        lately = rates(self.curves.over_time() or self.curves.over_time("eval"))
         html = fragment(
             "run.html",
             self.links,
@@ -89,7 +90,7 @@ class RunPage:
             steps=self.curves.trained,
             episodes=sum(one.episodes for one in places),
             tokens=sum(one.tokens for one in places),
-            rate=None,
+            rate=lately[-1][1] if lately and is_live(run.state) else None,
         )
         return Read(html, is_live(run.state))
 

@@ -4,7 +4,7 @@ Invariant: sums are over ended episodes and are read again only where they may s
 open one are final, and so are the groups that a batch reported. Whoever keeps what was read asks from there on.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
@@ -14,6 +14,9 @@ from .store import Store
 
 MOST_PLACES: Final = 128
 """Buckets of a run's groups at most; a few pixels each on a chart."""
+
+RATE_PLACES: Final = 30
+"""Points of a rate over time: fewer than buckets, which end in clumps."""
 
 _SUMS: Final = """
   g.kind, e.failure, min(e.started_at), max(e.ended_at), count(*), count(e.reward), coalesce(sum(e.reward), 0),
@@ -132,6 +135,20 @@ class RunCurves:
             for kind, count in one.failures.items():
                 counts[kind] = counts.get(kind, 0) + count
         return dict(sorted(counts.items(), key=lambda item: -item[1]))
+
+
+def rates(buckets: Sequence[Sums], places: int = RATE_PLACES) -> list[tuple[datetime, float]]:
+    """Tokens a second over equal pieces of the time that the buckets span: where each ends, and its rate."""
+    if not buckets:
+        return []
+    began, ended = min(one.began for one in buckets), max(one.ended for one in buckets)
+    piece = (ended - began) / places
+    if not piece:
+        return []
+    tokens = [0] * places
+    for one in buckets:
+        tokens[min(places - 1, int((one.ended - began) / piece))] += one.tokens
+    return [(began + (place + 1) * piece, count / piece.total_seconds()) for place, count in enumerate(tokens)]
 
 
 async def _read(store: Store, query: str, values: dict[str, Any]) -> list[Sums]:

@@ -1,8 +1,11 @@
 """What pages are made of: text stays text, pictures are numbers, addresses are ours."""
 
 import html
+import tomllib
 from html.parser import HTMLParser
+from pathlib import Path
 
+import atropos
 import pytest
 from atropos.contracts.ids import EpisodeKey, GroupKey
 from atropos.dashboard.conversation import shade
@@ -94,3 +97,13 @@ def test_a_line_of_any_numbers_is_a_picture_within_its_frame(values: list[float 
 @pytest.mark.parametrize(("logprob", "expected"), [(0.0, 0), (-0.5, 1), (-1.0, 2), (-9.0, 3), (0.1, 0)])
 def test_a_token_is_shaded_by_its_probability(logprob: float, expected: int) -> None:
     assert shade(logprob) == expected
+
+
+def test_a_wheel_carries_every_file_that_pages_are_made_from() -> None:
+    root = Path(atropos.__file__).parent
+    listed = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    folder = root / "dashboard"
+    carried = {path for pattern in listed["atropos.dashboard"] for path in folder.glob(pattern)}
+    found = {path for path in folder.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
+    assert found == carried
+    assert folder / "templates" / "episode.html" in found

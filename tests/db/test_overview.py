@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 from atropos.contracts.states import EpisodeState, GroupState
 from atropos.db.batches import lease_batch
-from atropos.db.curves import MOST_PLACES, RunCurves, Sums, merged, width_for
+from atropos.db.curves import MOST_PLACES, RunCurves, Sums, merged, rates, width_for
 from atropos.db.overview import group_answers, group_lines, run_figures, run_heads
 from atropos.db.store import Store
 from hypothesis import given
@@ -100,3 +100,16 @@ def test_sums_of_failures_and_rewards_are_joined_by_place() -> None:
     )
     assert one == Sums(3, "train", NOW, later, 3, 2, 1.0, 1.0, 3, 60, 40, {"tool": 1})
     assert (one.mean, one.spread, one.length) == (0.5, 0.5, 20.0)
+
+
+def test_rates_are_what_ended_in_equal_pieces_of_time() -> None:
+    def bucket(place: int, ended: float, tokens: int = 20) -> Sums:
+        at = NOW + timedelta(seconds=ended)
+        return Sums(place, "train", NOW, at, 1, 1, 1.0, 1.0, 1, tokens, tokens)
+
+    found = rates([bucket(0, 10), bucket(1, 40, 60), bucket(2, 15)], places=4)
+    assert found == [
+        (NOW + timedelta(seconds=10), 0.0), (NOW + timedelta(seconds=20), 4.0),
+        (NOW + timedelta(seconds=30), 0.0), (NOW + timedelta(seconds=40), 6.0),
+    ]  # fmt: skip
+    assert rates([]) == rates([bucket(0, 0)]) == []
