@@ -16,7 +16,12 @@ from atropos.contracts.runfile import parse_run
 
 from ..support.compose import ROOT, Deployment, problems, read, served, told, told_problems
 
-SECRETS = {"POSTGRES_PASSWORD": "a1", "TEMPORAL_POSTGRES_PASSWORD": "b2", "ENGINE_API_KEY": "c3"}
+SECRETS = {
+    "POSTGRES_PASSWORD": "a1",
+    "TEMPORAL_POSTGRES_PASSWORD": "b2",
+    "ENGINE_API_KEY": "c3",
+    "ATROPOS_DASHBOARD_TOKEN": "d4",
+}
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +39,9 @@ def test_it_fits_the_code(deployment: Deployment) -> None:
         ("--roles, trainer", "--roles, teacher", "no role 'teacher'"),
         ("--roles, workflows", "--role, workflows", "No such option"),
         ("atropos policy make", "atropos policy bake", "bake"),
+        ("--address=0.0.0.0", "--adress=0.0.0.0", "No such option"),
+        ("--port=5006", "--port=5007", "publishes 5006, listens on [5007]"),
+        ("5006/health", "5060/health", "its check asks port 5060"),
         ("command: [status]", "command: [statsu]", "statsu"),
         ("migrate, upgrade", "migrate, sidegrade", "refuses sidegrade"),
         ("--served-model-name=policy\n      - --token", "--served-model-nam\n      - --tokens", "refuses"),
