@@ -29,7 +29,9 @@ def command(
     address: Annotated[str, typer.Option(help="Address to listen on; any but loopback needs a token.")] = "127.0.0.1",
     token: Annotated[
         str | None,
-        typer.Option(help="What people enter to be let in; better set ATROPOS_DASHBOARD_TOKEN, which no one can list."),
+        typer.Option(
+            help="What people enter to be let in; ATROPOS_DASHBOARD_TOKEN does not show in lists of processes."
+        ),
     ] = None,
     temporal_ui: Annotated[
         str | None, typer.Option(help="Address of Temporal's UI, http://host:port; default: the running stack's.")

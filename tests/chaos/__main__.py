@@ -11,12 +11,16 @@ import sys
 import tempfile
 from pathlib import Path
 
-from .bench import bench
 from .cells import CELLS, Cell
 
 
 async def play(cells: list[Cell], seed: int, folder: Path) -> int:
     """How many failed."""
+    from transformers.utils.logging import disable_progress_bar
+
+    from .bench import bench  # the list of cells needs no torch
+
+    disable_progress_bar()
     failed = 0
     async with bench(folder) as made:
         for cell in cells:
@@ -42,10 +46,7 @@ def main() -> None:
     if not given.cell:
         print("\n".join(CELLS))
         return
-    known = CELLS.get(given.cell)
-    chosen = (
-        [known] if known else [c for name, c in CELLS.items() if given.cell == "all" or name.startswith(given.cell)]
-    )
+    chosen = chosen_by(given.cell)
     if not chosen:
         sys.exit(f"There is no cell {given.cell!r}; without CELL they are listed.")
     folder = Path(tempfile.mkdtemp(prefix="atropos-chaos-", dir="/tmp"))
