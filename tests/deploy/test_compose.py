@@ -140,6 +140,31 @@ def test_scripts_are_shell(script: Path) -> None:
     subprocess.run(["sh", "-n", str(script)], check=True)
 
 
+def program(name: str) -> str | None:
+    """Beside our Python, or on the PATH."""
+    beside = Path(sys.executable).with_name(name)
+    return str(beside) if beside.exists() else shutil.which(name)
+
+
+def complaints(name: str, *arguments: str) -> str:
+    found = program(name)
+    if found is None:
+        pytest.skip(f"{name} is not installed")
+    return subprocess.run([found, *arguments], cwd=ROOT, capture_output=True, text=True, check=False).stdout
+
+
+def test_the_dockerfile_is_clean(tmp_path: Path) -> None:
+    assert complaints("hadolint", "Dockerfile") == ""
+    (tmp_path / "Dockerfile").write_text("FROM python\nRUN cd /tmp\n")
+    assert "DL3006" in complaints("hadolint", str(tmp_path / "Dockerfile"))
+
+
+def test_yaml_is_clean(tmp_path: Path) -> None:
+    assert complaints("yamllint", "docker-compose.yml", "mkdocs.yml", "deploy", "examples") == ""
+    (tmp_path / "twice.yaml").write_text("a: 1\na: 2\n")
+    assert "duplication" in complaints("yamllint", str(tmp_path / "twice.yaml"))
+
+
 @pytest.mark.skipif(shutil.which("docker-compose") is None, reason="docker-compose is not installed")
 @pytest.mark.parametrize("missing", [None, *SECRETS])
 def test_compose_reads_it_and_refuses_to_start_without_secrets(missing: str | None, tmp_path: Path) -> None:
