@@ -1,5 +1,6 @@
 # syntax=docker/dockerfile:1
-# Two images of one tree: `worker` (no torch) and `torch` (the dev engine and the trainer). Both run as user 10001.
+# Three images of one tree: `worker` (no torch), `torch` (the dev engine and the trainer) and `dashboard`. All run as user
+# 10001.
 ARG PYTHON=3.11.14-slim-bookworm
 
 FROM python:${PYTHON} AS base
@@ -24,6 +25,11 @@ FROM dependencies AS worker-venv
 COPY . .
 RUN pip install --no-deps .
 
+FROM dependencies AS dashboard-venv
+RUN python requirements.py dashboard > extras.txt && pip install --requirement extras.txt
+COPY . .
+RUN pip install --no-deps .
+
 FROM dependencies AS torch-venv
 ARG TORCH=torch==2.13.0
 ARG TORCH_INDEX=https://pypi.org/simple
@@ -38,6 +44,12 @@ COPY --from=worker-venv /opt/atropos /opt/atropos
 USER 10001:10001
 WORKDIR /work
 CMD ["atropos-worker", "--roles", "workflows,model,tools,control"]
+
+FROM base AS dashboard
+COPY --from=dashboard-venv /opt/atropos /opt/atropos
+USER 10001:10001
+WORKDIR /work
+CMD ["atropos", "dashboard"]
 
 FROM base AS torch
 COPY --from=torch-venv /opt/atropos /opt/atropos

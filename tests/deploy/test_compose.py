@@ -16,7 +16,12 @@ from atropos.contracts.runfile import parse_run
 
 from ..support.compose import ROOT, Deployment, problems, read, served, told, told_problems
 
-SECRETS = {"POSTGRES_PASSWORD": "a1", "TEMPORAL_POSTGRES_PASSWORD": "b2", "ENGINE_API_KEY": "c3"}
+SECRETS = {
+    "POSTGRES_PASSWORD": "a1",
+    "TEMPORAL_POSTGRES_PASSWORD": "b2",
+    "ENGINE_API_KEY": "c3",
+    "ATROPOS_DASHBOARD_TOKEN": "d4",
+}
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +39,9 @@ def test_it_fits_the_code(deployment: Deployment) -> None:
         ("--roles, trainer", "--roles, teacher", "no role 'teacher'"),
         ("--roles, workflows", "--role, workflows", "No such option"),
         ("atropos policy make", "atropos policy bake", "bake"),
+        ("--address=0.0.0.0", "--adress=0.0.0.0", "No such option"),
+        ("--port=5006", "--port=5007", "publishes 5006, listens on [5007]"),
+        ("5006/health", "5060/health", "its check asks port 5060"),
         ("command: [status]", "command: [statsu]", "statsu"),
         ("migrate, upgrade", "migrate, sidegrade", "refuses sidegrade"),
         ("--served-model-name=policy\n      - --token", "--served-model-nam\n      - --tokens", "refuses"),
@@ -130,6 +138,31 @@ def test_a_line_that_would_be_refused_is_seen(deployment: Deployment, line: str)
 @pytest.mark.parametrize("script", sorted((ROOT / "deploy").rglob("*.sh")), ids=lambda script: script.name)
 def test_scripts_are_shell(script: Path) -> None:
     subprocess.run(["sh", "-n", str(script)], check=True)
+
+
+def program(name: str) -> str | None:
+    """Beside our Python, or on the PATH."""
+    beside = Path(sys.executable).with_name(name)
+    return str(beside) if beside.exists() else shutil.which(name)
+
+
+def complaints(name: str, *arguments: str) -> str:
+    found = program(name)
+    if found is None:
+        pytest.skip(f"{name} is not installed")
+    return subprocess.run([found, *arguments], cwd=ROOT, capture_output=True, text=True, check=False).stdout
+
+
+def test_the_dockerfile_is_clean(tmp_path: Path) -> None:
+    assert complaints("hadolint", "Dockerfile") == ""
+    (tmp_path / "Dockerfile").write_text("FROM python\nRUN cd /tmp\n")
+    assert "DL3006" in complaints("hadolint", str(tmp_path / "Dockerfile"))
+
+
+def test_yaml_is_clean(tmp_path: Path) -> None:
+    assert complaints("yamllint", "docker-compose.yml", "mkdocs.yml", "deploy", "examples") == ""
+    (tmp_path / "twice.yaml").write_text("a: 1\na: 2\n")
+    assert "duplication" in complaints("yamllint", str(tmp_path / "twice.yaml"))
 
 
 @pytest.mark.skipif(shutil.which("docker-compose") is None, reason="docker-compose is not installed")
