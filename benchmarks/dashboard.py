@@ -23,7 +23,7 @@ from atropos.cli.stack.options import StackOptions
 from atropos.cli.stack.running import running_stack
 from atropos.contracts.ids import EpisodeKey
 from atropos.dashboard.html import ServedLinks
-from atropos.dashboard.reading import Query, Read, RunPage, RunsPage, read_episode, read_group, read_groups
+from atropos.dashboard.reading import EpisodePage, Query, Read, RunPage, RunsPage, read_group, read_groups
 from atropos.db.store import Store, open_store
 from atropos.tests.dashboard.browser import chromium, visit
 from atropos.tests.support.many import many_episodes
@@ -72,7 +72,7 @@ async def reading(store: Store, key: EpisodeKey, rounds: int) -> dict[str, dict[
         "run": lambda: (RunPage(store, links).read, {"id": RUN}),
         "groups": lambda: (lambda query: read_groups(store, links, query), {"run": RUN}),
         "group": lambda: (lambda query: read_group(store, links, key.group), {}),
-        "episode": lambda: (lambda query: read_episode(store, links, key), {}),
+        "episode": lambda: (EpisodePage(store, links).read, {"id": key.workflow_id}),
     }
     out = {}
     for name, make in pages.items():

@@ -4,6 +4,7 @@ Invariant: a page is the HTML that `reading` made, shown in a pane that runs no 
 seconds while it may change; what has not changed is not sent. A store that is away is said, and asked again.
 """
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
@@ -14,7 +15,7 @@ from ..db.errors import StoreError
 from ..db.store import Store
 from .html import ServedLinks, fragment, style
 from .plots import RunPlots
-from .reading import Query, Read, RunPage, RunsPage, episode_key, group_key, read_episode, read_group, read_groups
+from .reading import EpisodePage, Query, Read, RunPage, RunsPage, group_key, read_group, read_groups
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ class Pages:
 
     def episode(self) -> Any:
         switch = pn.widgets.RadioButtonGroup(options=COLOURS, value="by-none", button_type="light")
-        return self._page(lambda query: read_episode(self._store, self._links, episode_key(query)), switch=switch)
+        return self._page(EpisodePage(self._store, self._links).read, switch=switch)
 
     def _page(
         self,
@@ -92,14 +93,16 @@ class Pages:
             pane.css_classes = [switch.value]
             switch.param.watch(lambda event: pane.param.update(css_classes=[event.new]), "value")
 
+        busy = asyncio.Lock()
+
         async def refresh() -> None:
-            try:
-                found = await read(query)
-            except StoreError as error:
-                found = Read(fragment("message.html", self._links, message=str(error)), live=True)
-            except Exception:
-                logger.exception("a page cannot be read")
-                found = Read(fragment("message.html", self._links, message=_ABSENT), live=True)
+            if busy.locked():  # the first reading may take longer than the pause after it
+                return
+            async with busy:
+                await show()
+
+        async def show() -> None:
+            found = await self._read(read, query)
             if pane.object != found.html:
                 pane.object = found.html
             if after is not None and pn.state.curdoc is not None:
@@ -107,10 +110,20 @@ class Pages:
             if not found.live:
                 again.stop()
 
-        pn.state.onload(refresh)
         again = pn.state.add_periodic_callback(refresh, period=EVERY_MS)
+        pn.state.onload(refresh)
         above = [] if switch is None else [switch]
         return pn.Column(*above, pane, *below, sizing_mode="stretch_width", margin=(5, 20))
+
+    async def _read(self, read: Callable[[Query], Awaitable[Read]], query: Query) -> Read:
+        """The page, or what to say instead of it until the next try."""
+        try:
+            return await read(query)
+        except StoreError as error:
+            return Read(fragment("message.html", self._links, message=str(error)), live=True)
+        except Exception:
+            logger.exception("a page cannot be read")
+            return Read(fragment("message.html", self._links, message=_ABSENT), live=True)
 
 
 def arguments() -> Query:

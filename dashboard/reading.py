@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ..contracts.ids import EpisodeKey, GroupKey
+from ..contracts.records import EpisodeFacts
 from ..contracts.states import GroupState
 from ..contracts.text import printable
 from ..db.curves import RunCurves, rates
 from ..db.engines import engines_of
+from ..db.episodes import refresh_episode
 from ..db.errors import Unknown
 from ..db.evaluations import list_evaluations
 from ..db.groups import load_group
@@ -95,6 +97,31 @@ class RunPage:
         return Read(html, is_live(run.state))
 
 
+@dataclass
+class EpisodePage:
+    """An episode. While it runs, what may have been added is asked for; the page is made again where something was."""
+
+    store: Store
+    links: Links
+    _facts: EpisodeFacts | None = None
+    _page: Read | None = None
+
+    async def read(self, query: Query) -> Read:
+        if self._facts is not None and self._page is not None:
+            fresh = await refresh_episode(self.store, self._facts)
+            if fresh is not None and _grown(fresh) == _grown(self._facts):
+                return self._page
+        key = episode_key(query)
+        shown = await load_shown(self.store, await find(self.store, key.run_id), key)
+        self._facts, self._page = shown.facts, await _episode(shown, self.links, with_switch=False)
+        return self._page
+
+
+def _grown(facts: EpisodeFacts) -> tuple[object, ...]:
+    """By what an episode that was added to differs from itself."""
+    return len(facts.turns), len(facts.calls), facts.status, facts.reward
+
+
 async def read_groups(store: Store, links: ServedLinks, query: Query) -> Read:
     """A page of a run's groups, by environment and state where that is asked for."""
     run = await find(store, query.get("run", ""))
@@ -144,22 +171,24 @@ async def read_group(store: Store, links: Links, key: GroupKey) -> Read:
     return Read(html, facts.closed_at is None)
 
 
-async def read_episode(store: Store, links: Links, key: EpisodeKey, *, with_switch: bool = False) -> Read:
-    """An episode with its tokens. `with_switch`: the page brings its own switch of colours, for files."""
+async def read_episode(store: Store, links: Links, key: EpisodeKey) -> Read:
+    """An episode with its tokens, for a file: the page brings its own switch of colours."""
     shown = await load_shown(store, await find(store, key.run_id), key)
-    html = await asyncio.to_thread(episode_html, shown, links, with_switch=with_switch)
-    return Read(html, shown.facts.stop is None)
+    return await _episode(shown, links, with_switch=True)
 
 
-def episode_html(shown: Shown, links: Links, *, with_switch: bool) -> str:
-    return fragment(
-        "episode.html",
-        links,
-        shown=shown,
-        talk=conversation_of(shown, decoder(shown.run.config.model)),
-        task=json.dumps(shown.facts.task_data, indent=2, ensure_ascii=False, default=str),
-        with_switch=with_switch,
-    )
+async def _episode(shown: Shown, links: Links, *, with_switch: bool) -> Read:
+    def made() -> str:
+        return fragment(
+            "episode.html",
+            links,
+            shown=shown,
+            talk=conversation_of(shown, decoder(shown.run.config.model)),
+            task=json.dumps(shown.facts.task_data, indent=2, ensure_ascii=False, default=str),
+            with_switch=with_switch,
+        )
+
+    return Read(await asyncio.to_thread(made), shown.facts.stop is None)
 
 
 async def find(store: Store, text: str) -> RunRow:

@@ -15,7 +15,7 @@ from typing import Any, Final
 import panel as pn
 from bokeh.server.auth_provider import AuthProvider
 from tornado.ioloop import IOLoop
-from tornado.web import HTTPError, RedirectHandler, RequestHandler
+from tornado.web import RedirectHandler, RequestHandler
 
 from ..db.store import Store
 from .html import ServedLinks, document, fragment
@@ -131,10 +131,6 @@ class TokenHolders(AuthProvider):  # type: ignore[misc]
                     return
                 self.set_cookie(_COOKIE, ticket, httponly=True, samesite="Strict", path="/")
                 self.redirect("/runs")
-
-            def check_xsrf_cookie(self) -> None:
-                if self.request.headers.get("Sec-Fetch-Site", "same-origin") not in ("same-origin", "none"):
-                    raise HTTPError(403)
 
         return Login
 

@@ -47,7 +47,7 @@ async def write_run(store: Store, run: RunRow, folder: Path, most_groups: int, t
             page = await read_group(store, below, line.key)
             _write(fresh / group_file(line.key), f"group {line.key.group_no} of {run.run_id}", page.html)
         for count, key in enumerate(episodes, 1):
-            page = await read_episode(store, below, key, with_switch=True)
+            page = await read_episode(store, below, key)
             _write(fresh / episode_file(key), key.workflow_id, page.html)
             told(count, len(episodes))
     return len(episodes)
@@ -55,7 +55,7 @@ async def write_run(store: Store, run: RunRow, folder: Path, most_groups: int, t
 
 async def write_episode(store: Store, key: EpisodeKey, folder: Path) -> None:
     """Write one episode as the folder's only page. Raises Unknown, ForeignFolder or OSError."""
-    page = await read_episode(store, FileLinks(frozenset(), frozenset()), key, with_switch=True)
+    page = await read_episode(store, FileLinks(frozenset(), frozenset()), key)
     with replaced(folder) as fresh:
         _write(fresh / "index.html", key.workflow_id, page.html)
 

@@ -9,11 +9,14 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.async_api import Browser, Page, async_playwright
+from playwright.async_api import Browser, BrowserContext, Page, async_playwright
 
 CHROMIUM: Final = Path("/usr/bin/chromium")
 REQUIRED: Final = os.environ.get("ATROPOS_TEST_BROWSER") == "required"
 """A gate sets this: without a browser the tests fail there instead of being skipped."""
+
+_ARGUMENTS: Final = ["--no-sandbox", "--disable-dev-shm-usage"]
+"""Containers run as root and have little shared memory."""
 
 _ALL: Final = """() => {
   const found = [], wrong = [];
@@ -23,7 +26,7 @@ _ALL: Final = """() => {
       const ours = root !== document || document.body.classList.contains('page');
       if (!ours) continue;
       if (['SCRIPT', 'IFRAME', 'OBJECT', 'EMBED', 'MATH', 'IMG', 'BASE', 'META'].includes(one.tagName)
-          && one.getRootNode() !== document) wrong.push(one.outerHTML.slice(0, 200));
+          && !one.closest('head')) wrong.push(one.outerHTML.slice(0, 200));
       for (const name of one.getAttributeNames()) {
         if (name.startsWith('on')) wrong.push(one.outerHTML.slice(0, 200));
       }
@@ -45,7 +48,7 @@ async def chromium() -> AsyncIterator[Browser]:
             pytest.fail(f"{CHROMIUM} is missing; install the package chromium")
         pytest.skip(f"no {CHROMIUM}: install the package chromium")
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
+        browser = await playwright.chromium.launch(executable_path=str(CHROMIUM), args=_ARGUMENTS)
         try:
             yield browser
         finally:
@@ -76,9 +79,9 @@ class Visitor:
 
 
 @asynccontextmanager
-async def visit(browser: Browser, url: str, *, scripts: bool = True) -> AsyncIterator[Visitor]:
-    """Open an address in a context of its own."""
-    context = await browser.new_context(java_script_enabled=scripts)
+async def visit(browser: Browser | BrowserContext, url: str, *, scripts: bool = True) -> AsyncIterator[Visitor]:
+    """Open an address, in a context of its own unless one is given."""
+    context = browser if isinstance(browser, BrowserContext) else await browser.new_context(java_script_enabled=scripts)
     page = await context.new_page()
     visitor = Visitor(page)
     page.on("request", lambda request: visitor.asked.append(request.url))
@@ -93,4 +96,6 @@ async def visit(browser: Browser, url: str, *, scripts: bool = True) -> AsyncIte
         await page.goto(url)
         yield visitor
     finally:
-        await context.close()
+        await page.close()
+        if context is not browser:
+            await context.close()

@@ -28,11 +28,12 @@ async def test_pages_follow_a_run_while_its_episodes_arrive(
         key = EpisodeKey(run_id=run.id, group_no=0, member=0)
         at = quote(run.id, safe="")
         async with (
-            visit(browser, f"{dashboard.url}/runs") as runs,
-            visit(browser, f"{dashboard.url}/run?id={at}") as one,
-            visit(browser, f"{dashboard.url}/groups?run={at}") as groups,
-            visit(browser, f"{dashboard.url}/group?run={at}&no=0") as group,
-            visit(browser, f"{dashboard.url}/episode?id={quote(key.workflow_id, safe='')}") as episode,
+            await browser.new_context() as person,
+            visit(person, f"{dashboard.url}/runs") as runs,
+            visit(person, f"{dashboard.url}/run?id={at}") as one,
+            visit(person, f"{dashboard.url}/groups?run={at}") as groups,
+            visit(person, f"{dashboard.url}/group?run={at}&no=0") as group,
+            visit(person, f"{dashboard.url}/episode?id={quote(key.workflow_id, safe='')}") as episode,
         ):
             await runs.shows(run.id, "running")
             await one.shows("No episode has failed.", "0 ended episodes")
@@ -95,8 +96,9 @@ async def test_no_text_of_others_becomes_more_than_text(
         f"/episode?id={quote(HOSTILE, safe='')}": ["is no episode id"],
         f"/groups?run={run}&before={quote(HOSTILE, safe='')}&state={quote(HOSTILE, safe='')}": ["invalid"],
     }
-    for address, texts in pages.items():
-        async with visit(browser, dashboard.url + address) as visitor:
+    async with visit(browser, f"{dashboard.url}/health") as visitor:
+        for address, texts in pages.items():
+            await visitor.page.goto(dashboard.url + address)
             await visitor.shows(*texts)
             found = await visitor.found()
             assert found["owned"] is None, address
