@@ -10,7 +10,7 @@ import os
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, Final
 
@@ -132,26 +132,41 @@ def _export(
 def _target(out: Path, force: bool) -> Iterator[IO[str]]:
     """The file to write to, which takes its name only once the block is over. Raises CommandError."""
     if str(out) == "-":
-        yield sys.stdout
-        sys.stdout.flush()
+        with _explained("Standard output"):
+            yield sys.stdout
+            sys.stdout.flush()
         return
+    if out.exists() and not out.is_file():
+        raise CommandError(f"{out} is no file that could be replaced; name another --out.")
     if out.exists() and not force:
-        raise CommandError(f"{out} is there already; name another --out, or overwrite it with --force.")
-    try:
+        raise _there(out)
+    with _explained(str(out)):
         handle, name = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.")
-    except OSError as error:
-        raise CommandError(f"{out} cannot be written: {error.strerror}.") from None
-    temporary = Path(name)
+        temporary = Path(name)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                yield file
+            temporary.chmod(0o644)
+            if force:
+                temporary.replace(out)
+            else:
+                out.hardlink_to(temporary)  # unlike a rename it fails where somebody was faster
+        except FileExistsError:
+            raise _there(out) from None
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def _there(out: Path) -> CommandError:
+    return CommandError(f"{out} is there already; name another --out, or overwrite it with --force.")
+
+
+@contextmanager
+def _explained(what: str) -> Iterator[None]:
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            yield file
-        temporary.chmod(0o644)
-        temporary.replace(out)
+        yield
     except OSError as error:
-        raise CommandError(f"{out} cannot be written: {error.strerror}.") from None
-    finally:
-        with suppress(FileNotFoundError):
-            temporary.unlink()
+        raise CommandError(f"{what} cannot be written: {error.strerror}.") from None
 
 
 def _say(text: str) -> None:

@@ -272,7 +272,7 @@ def cancel(run: _Run, reason: Annotated[str, typer.Option(help="Why, for others 
     run_id, note = asyncio.run(do())
     if note is not None:
         _say(note)
-    typer.echo(f"{run_id} is cancelled.")
+    typer.echo(f"{printable(run_id)} is cancelled.")
 
 
 @app.command("abandon-batch")
@@ -322,7 +322,7 @@ def _update(run: str, name: str, arguments: list[Any]) -> None:
         return row.run_id, await update(client, row, name, arguments)
 
     run_id, state = asyncio.run(do())
-    typer.echo(f"{run_id} is {state}.")
+    typer.echo(f"{printable(run_id)} is {state}.")
 
 
 def _say(text: str) -> None:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..contracts.messages import preview
 from ..contracts.states import EpisodeState, RunState
 from ..contracts.text import one_line
 from ..db.batches import Progress
@@ -39,11 +40,11 @@ def render_list(rows: Sequence[RunRow], console: Console) -> None:
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(
-            Text(row.run_id),
+            Text(one_line(row.run_id)),
             Text(row.state, style=_COLOURS[row.state]),
             Text(one_line(", ".join(row.weights))),
             Text(f"{ago(row.created_at)} ago"),
-            Text(one_line(row.waiting_for or row.reason or "")),
+            Text(one_line(preview(row.waiting_for or row.reason or ""))),
         )
     console.print(table)
 
@@ -74,7 +75,7 @@ def render_run(
     console: Console,
 ) -> None:
     """One run at a glance."""
-    console.print(Text.assemble((summary.run_id, "bold"), "  ", (summary.state, _COLOURS[summary.state])))
+    console.print(Text.assemble((one_line(summary.run_id), "bold"), "  ", (summary.state, _COLOURS[summary.state])))
     for label, text in (("why", summary.reason), ("waits for", summary.waiting_for)):
         if text:
             _line(console, label, one_line(text))

@@ -1,6 +1,8 @@
 """Exports from the command line load with `datasets`, say what they wrote, and never leave half a file."""
 
+import asyncio
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -79,3 +81,25 @@ async def test_an_unknown_run_is_one_sentence(atropos: Atropos, run_id: str) -> 
     assert (code, out) == (1, "")
     assert "There is no run" in err
     assert err.count("\n") == 1
+
+
+async def test_of_two_exports_to_one_new_file_one_is_told_that_it_is_there(
+    atropos: Atropos, run_id: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "both.jsonl"
+    exports = [atropos("sft-gen", run_id, "--out", str(path), "--limit", str(rows)) for rows in (1, 2)]
+    found = await asyncio.gather(*exports)
+    assert sorted(code for code, _, _ in found) == [0, 1]
+    [(rows, _)] = [(position + 1, one) for position, one in enumerate(found) if one[0] == 0]
+    assert len(path.read_text().splitlines()) == rows
+    assert any("is there already" in err for _, _, err in found)
+
+
+async def test_what_is_no_file_is_not_replaced(atropos: Atropos, run_id: str, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for target in (pipe, tmp_path):
+        code, _, err = await atropos("sft-gen", run_id, "--out", str(target), "--force")
+        assert (code, err.count("\n")) == (1, 1)
+        assert "is no file" in err
+    assert pipe.is_fifo()
