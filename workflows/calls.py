@@ -24,6 +24,8 @@ _LOCAL_RETRY = RetryPolicy(
     initial_interval=timedelta(milliseconds=50), maximum_attempts=3, non_retryable_error_types=list(NEVER_RETRIED)
 )
 
+_LEFT_BEHIND = workflow.ActivityCancellationType.TRY_CANCEL
+_WAITED_FOR = workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED
 _NOTICED = timedelta(seconds=5)
 """Every scheduled try heartbeats: a worker that died over quick work is noticed after this, not at the timeout."""
 
@@ -35,8 +37,12 @@ async def scheduled(
     summary: str | None = None,
     queue: str | None = None,
     timeout_s: float | None = None,
+    outlived: bool = True,
 ) -> ResultT:
-    """Run `activity` on its queue (or `queue`), retried until it succeeds or fails with a verdict."""
+    """Run `activity` on its queue (or `queue`), retried until it succeeds or fails with a verdict.
+
+    `outlived`: a cancelled workflow goes on while the activity may still be at work; else it waits for its end.
+    """
     result: ResultT = await workflow.execute_activity(
         activity.name,
         argument,
@@ -49,6 +55,7 @@ async def scheduled(
             maximum_interval=activity.max_interval,
             non_retryable_error_types=list(NEVER_RETRIED),
         ),
+        cancellation_type=_LEFT_BEHIND if outlived else _WAITED_FOR,
         summary=summary,
     )
     return result

@@ -69,14 +69,26 @@ class RunWorkflow:
         return RunResult(run_id=self._id, state=state, evaluations=tuple(outcomes))
 
     async def _register(self, document: Any) -> RunPlan:
+        argument = act.RegisterRun(run_id=self._id, document=document)
         try:
-            return await scheduled(
-                act.REGISTER_RUN, act.RegisterRun(run_id=self._id, document=document), summary="validate"
-            )
-        except ActivityError as error:
-            if isinstance(error.cause, ApplicationError) and error.cause.type == BAD_RUN_FILE:
-                raise ApplicationError(error.cause.message, type=BAD_RUN_FILE, non_retryable=True) from None
+            plan = await scheduled(act.REGISTER_RUN, argument, summary="validate", outlived=False)
+            if workflow.cancellation_reason() is not None:  # it came when the row was as good as written
+                raise asyncio.CancelledError
+        except BaseException as error:
+            if is_cancelled_exception(error):
+                await self._leave_no_open_row()
+            cause = error.cause if isinstance(error, ActivityError) else None
+            if isinstance(cause, ApplicationError) and cause.type == BAD_RUN_FILE:
+                raise ApplicationError(cause.message, type=BAD_RUN_FILE, non_retryable=True) from None
             raise
+        return plan
+
+    async def _leave_no_open_row(self) -> None:
+        """The row may have been written while the cancel was on its way."""
+        try:
+            await self._set(RunState.CANCELLED, "its workflow was cancelled")
+        except FailureError:
+            workflow.logger.info("%s was cancelled before it was registered", self._id)
 
     async def _play(self, plan: RunPlan) -> list[EvaluationOutcome]:
         """Everything that a run consists of, beside its training."""

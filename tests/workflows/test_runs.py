@@ -354,3 +354,19 @@ async def test_more_than_one_input_fails_with_a_sentence_instead_of_being_tried_
     with pytest.raises(WorkflowFailureError) as failed:
         await asyncio.wait_for(run, 30)
     assert f"one input, its run file; {len(inputs)} were given" in str(failed.value.cause)
+
+
+async def test_a_run_cancelled_while_it_is_registered_leaves_no_row_that_runs(
+    world: World, services: Services, tmp_path: Path
+) -> None:
+    slow = tmp_path / "slow.py"
+    here = Path(__file__).parents[1] / "support" / "environments.py"
+    slow.write_text(f"import time\ntime.sleep(1.5)\nexec(compile(open({str(here)!r}).read(), {str(slow)!r}, 'exec'))\n")
+    handle = await world.start(world.document("Effects", environment={"id": f"{slow}:Effects"}))
+    await asyncio.sleep(0.8)
+    await handle.cancel()
+    with pytest.raises(WorkflowFailureError):
+        await handle.result()
+    await asyncio.sleep(2.0)
+    row = await get_run(services.store, handle.id)
+    assert row is None or row.state is RunState.CANCELLED
