@@ -84,6 +84,8 @@ class LoopWatch(Generic[CallT]):
         last: _Running[CallT] | None = None
         told: _Running[CallT] | None = None
         looked, computed, held_s = time.monotonic(), time.process_time(), 0.0
+        answered = threading.Event()
+        answered.set()
         while not self._stopping.wait(_LOOK_S):
             now, cpu = time.monotonic(), time.process_time()
             since, alone = now - looked, cpu - computed > _COMPUTED * (now - looked) > _COMPUTED * self._held_s
@@ -94,7 +96,9 @@ class LoopWatch(Generic[CallT]):
                 told = held
                 self._at_once(held.call)
                 loop.call_soon_threadsafe(self._afterwards, held.call)
-            if self._ends_process and held is None:
+            if self._ends_process and answered.is_set():  # whoever holds it: code of an import is known to nobody
+                answered.clear()
+                loop.call_soon_threadsafe(answered.set)
                 faulthandler.dump_traceback_later(self._stuck_s, exit=True, file=sys.__stderr__ or sys.stderr)
             last, looked, computed = found, now, cpu
         if self._ends_process:

@@ -29,7 +29,7 @@ async def main():
 asyncio.run(main())
 """
 _STUCK = """
-import asyncio, re
+import asyncio, contextlib, re
 from atropos.activities.watch import LoopWatch
 
 def loops():
@@ -45,7 +45,7 @@ async def main():
     watch.end_process_when_stuck()
     await asyncio.sleep(2)
     print("alive after a wait", flush=True)
-    with watch.running("call"):
+    with AROUND:
         FUNCTION()
 
 asyncio.run(main())
@@ -88,11 +88,11 @@ def test_a_process_that_was_stopped_blames_nothing_for_it() -> None:
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "[]\n", "")
 
 
+@pytest.mark.parametrize("around", ['watch.running("call")', "contextlib.nullcontext()"])
 @pytest.mark.parametrize("function", ["loops", "holds_the_interpreter"])
-def test_a_loop_that_is_never_free_again_ends_the_process_and_shows_where(function: str) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", _STUCK.replace("FUNCTION", function)], capture_output=True, text=True, timeout=60
-    )
+def test_a_loop_that_is_never_free_again_ends_the_process_and_shows_where(function: str, around: str) -> None:
+    program = _STUCK.replace("FUNCTION", function).replace("AROUND", around)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert ended.returncode == 1
     assert "alive after a wait" in ended.stdout
     assert f"in {function}" in ended.stderr
