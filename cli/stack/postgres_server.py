@@ -32,7 +32,7 @@ from .files import StackHome, explain_os_errors
 from .part import Part
 from .ports import HOST
 from .probes import check_database
-from .process import command_line, identify, stop_process
+from .process import command_line, identify, send, stop_process, wait_gone, working_in
 
 ROLE: Final = "atropos"
 DATABASE: Final = "atropos"
@@ -102,6 +102,7 @@ class PostgresServer:
         """Make the data folder if there is none, and clear what a killed server left in it."""
         with explain_os_errors(self.folder):
             self._clear_leftovers()
+            self._end_orphans()
             if not self.data.exists():
                 self._initialise()
             else:
@@ -166,6 +167,17 @@ class PostgresServer:
             stop_process(process, signal.SIGINT, grace_s=20.0)
         else:
             pid_file.unlink()
+
+    def _end_orphans(self) -> None:
+        """Kill what a dead server left behind, since no server starts beside it.
+
+        Its processes end when they notice its death, but one that waits for a lock which another was killed with does
+        not notice anything.
+        """
+        for process in working_in(self.data.resolve()):
+            if command_line(process.pid).startswith("postgres: "):
+                send(process, signal.SIGKILL)
+                wait_gone(process, 5.0)
 
     def _run(self, program: str, *arguments: str, stdin: str | None = None) -> None:
         done = subprocess.run(

@@ -103,6 +103,16 @@ def _portable_start(pid: int) -> str | None:
     return None if not state or state.startswith("Z") else started.strip()
 
 
+def working_in(folder: Path) -> list[ProcessId]:
+    """Processes whose current folder this is. Linux tells; elsewhere none is found."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cwd"):
+        with contextlib.suppress(OSError):  # it has ended, or is none of ours
+            if entry.readlink() == folder:
+                found.append(identify(int(entry.parent.name)))
+    return [process for process in found if process is not None]
+
+
 def command_line(pid: int) -> str:
     """The command line of a process with spaces between arguments, empty where there is no such process."""
     if sys.platform == "linux":

@@ -23,7 +23,7 @@ from atropos.cli.stack.files import StackHome
 from atropos.cli.stack.options import StackOptions
 from atropos.cli.stack.ports import choose_port
 from atropos.cli.stack.postgres_server import copy_programs, installed_programs, unprivileged_user
-from atropos.cli.stack.process import ProcessId, is_alive
+from atropos.cli.stack.process import ProcessId, command_line, identify, is_alive
 from atropos.cli.stack.running import AlreadyRunning, running_stack
 from atropos.cli.stack.state import Kept, Phase, StackState, launched, read_kept, read_state, write_kept
 from atropos.cli.stack.temporal_server import installed_temporal
@@ -120,6 +120,20 @@ async def test_killed_servers_come_back_at_their_addresses_with_their_data(home:
     assert query(state.database_url, "SELECT answer FROM kept") == 42
     again_client = await Client.connect(state.temporal_address)
     assert (await again_client.get_workflow_handle("kept").describe()).workflow_type == "Waiting"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells which processes are in a folder")
+def test_postgres_comes_back_beside_a_process_of_its_own_that_outlived_it(home: Path) -> None:
+    state = up(home, ONLY_POSTGRES).state
+    server = process_of(state, "postgres")
+    query(state.database_url, "CREATE TABLE kept AS SELECT 42 AS answer")
+    children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
+    orphan = next(int(pid) for pid in children if "walwriter" in command_line(int(pid)))
+    os.kill(orphan, signal.SIGSTOP)  # as one that waits for a lock of a dead process: it notices nothing
+    os.kill(server.pid, signal.SIGKILL)
+    eventually(home, restarted("postgres"))
+    assert query(state.database_url, "SELECT answer FROM kept") == 42
+    assert identify(orphan) is None
 
 
 def make_temporal_file_without_search_attributes(home: Path) -> None:
