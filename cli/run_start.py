@@ -136,14 +136,19 @@ async def _outlasting(handle: "WorkflowHandle[Any, Any]") -> Any:
     """The result of a workflow, however often Temporal is away meanwhile: the run goes on without us, too."""
     from temporalio.service import RPCError, RPCStatusCode
 
+    # A server that dies while it answers shows as UNKNOWN or INTERNAL ("transport error") as well as UNAVAILABLE.
+    refusals = (
+        RPCStatusCode.NOT_FOUND,
+        RPCStatusCode.INVALID_ARGUMENT,
+        RPCStatusCode.FAILED_PRECONDITION,
+        RPCStatusCode.PERMISSION_DENIED,
+        RPCStatusCode.UNAUTHENTICATED,
+        RPCStatusCode.UNIMPLEMENTED,
+    )
     while True:
         try:
             return await handle.result()
         except RPCError as error:
-            if error.status not in (
-                RPCStatusCode.UNAVAILABLE,
-                RPCStatusCode.CANCELLED,
-                RPCStatusCode.DEADLINE_EXCEEDED,
-            ):
+            if error.status in refusals:
                 raise
             await asyncio.sleep(_AGAIN_S)
