@@ -40,7 +40,7 @@ KNOWN: Final[dict[tuple[Component, Moment], tuple[Trap, Proof]]] = {
     (Component.TRAINER_WORKER, Moment.STEP): (traps.in_train_step, proofs.was_fenced),
     (Component.ENGINE, Moment.SAMPLING): (traps.while_sampling_engine, proofs.was_sampled_again),
     (Component.TEMPORAL, Moment.PENDING): (traps.while_pending, proofs.was_open_across),
-    (Component.POSTGRES, Moment.TRANSACTION): (traps.in_transaction, proofs.was_aborted),
+    (Component.POSTGRES, Moment.TRANSACTION): (traps.in_transaction, proofs.was_decided),
 }
 
 

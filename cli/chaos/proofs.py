@@ -52,12 +52,15 @@ async def was_fenced(stage: Stage, hit: Hit) -> bool:
     return bool(found) and found[0][0] > int(fence)
 
 
-async def was_aborted(stage: Stage, hit: Hit) -> bool:
-    """Postgres says of one of these transactions that it never happened."""
+async def was_decided(stage: Stage, hit: Hit) -> bool:
+    """Postgres, which called one of these transactions in progress, knows now whether it happened.
+
+    One that was about to commit may have reached the disk.
+    """
     found = await stage.rows.all(
         "SELECT pg_xact_status(one::xid8) FROM unnest(%(ids)s::text[]) AS one", {"ids": list(hit.items)}
     )
-    return ("aborted",) in found
+    return any(row[0] in ("aborted", "committed") for row in found)
 
 
 async def _in_histories(stage: Stage, hit: Hit, shows: Callable[[list[Any]], bool]) -> bool:

@@ -101,9 +101,9 @@ async def in_transaction(stage: Stage, cell: Cell, least: int) -> Hit | None:
     if process is None:
         return None
     backends = (
-        "SELECT pid, CASE WHEN coalesce(wait_event, '') NOT ILIKE 'wal%' THEN backend_xid::text END"
+        "SELECT pid, CASE pg_xact_status(backend_xid::text::xid8) WHEN 'in progress' THEN backend_xid::text END"
         " FROM pg_stat_activity WHERE backend_type = 'client backend'"
-    )  # one that waits for its own commit to reach the disk may find it there after the crash
+    )
     try:
         async with await psycopg.AsyncConnection.connect(stage.database_url, autocommit=True) as connection:
             mine = connection.info.backend_pid
