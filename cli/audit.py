@@ -22,7 +22,7 @@ from ..db.store import Store
 from ..settings import load_settings
 from . import access
 from .audit_temporal import LEFT, OVER, SETTLE_S, compare
-from .errors import CommandError, sentences
+from .errors import CommandError, tell
 from .temporal import TemporalUnready
 
 _SHOWN: Final = 20
@@ -59,11 +59,8 @@ def command(
     try:
         run_id, found = asyncio.run(_made(run, store_only))
     except Exception as error:
-        told = sentences(error)
-        if told is None:
+        if not tell(error):
             raise
-        for sentence in told:
-            typer.echo(f"atropos: {sentence}", err=True)
         raise typer.Exit(2) from None
     if as_json:
         typer.echo(json.dumps(facts(run_id, found)))

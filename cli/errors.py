@@ -8,6 +8,8 @@ and `atropos --help` must load neither Temporal nor torch.
 import sys
 from typing import Final
 
+import typer
+
 from ..contracts.text import printable
 
 PACKAGE: Final = __name__.removesuffix(".cli.errors")
@@ -43,3 +45,11 @@ def sentences(error: BaseException) -> list[str] | None:
     if rpc is not None and isinstance(error, rpc.RPCError):
         return [f"Temporal refused or did not answer: {printable(' '.join(error.message.split()))}."]
     return None
+
+
+def tell(error: BaseException) -> bool:
+    """Print an error's sentences on stderr; False, and nothing, where it is a bug."""
+    told = sentences(error)
+    for sentence in told or ():
+        typer.echo(f"atropos: {sentence}", err=True)
+    return told is not None

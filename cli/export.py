@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, Final
 
@@ -106,8 +107,6 @@ def _export(
     settings = load_settings()
 
     async def write(file: IO[str]) -> int:
-        from dataclasses import replace
-
         async with access.opened_store(settings) as store:
             named = None if not runs else tuple([(await access.find_run(store, run)).run_id for run in runs])
             written = 0

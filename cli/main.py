@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from .errors import PACKAGE, sentences
+from .errors import PACKAGE, tell
 
 _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "demo": ("cli.demo:command", "Watch a small model work through a few hundred episodes; everything embedded."),
@@ -53,11 +53,8 @@ class Commands(TyperGroup):
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
         except Exception as error:
-            told = sentences(error)
-            if told is None:
+            if not tell(error):
                 raise
-            for sentence in told:
-                typer.echo(f"atropos: {sentence}", err=True)
             raise typer.Exit(1) from None
 
 

@@ -9,10 +9,9 @@ from typing import Final
 
 from ..contracts.states import OPEN_GROUPS, EpisodeState, EvaluationState, RunState
 from ..contracts.training import TrainerKind
-from .runs import unknown_run
+from .runs import is_live, unknown_run
 from .store import Store
 
-_LIVE: Final = (RunState.RUNNING, RunState.PAUSED)
 _RUN: Final = "SELECT state, config->'trainer'->>'kind' FROM runs WHERE run_id = %(run)s"
 _CHOSEN: Final = "run_id = %(run)s AND (%(all)s OR group_no = ANY(%(groups)s::int[]))"
 _GROUPS: Final = f"SELECT group_no, state FROM groups WHERE {_CHOSEN} ORDER BY group_no"
@@ -47,7 +46,7 @@ async def lives_of(store: Store, run_id: str, groups: Collection[int] | None = N
         episodes = await (await connection.execute(_EPISODES, values)).fetchall()
     state, trainer = row
     return Lives(
-        run=state in _LIVE,
+        run=is_live(RunState(state)),
         trains=trainer not in (None, TrainerKind.NONE),
         evaluations={name: state == EvaluationState.RUNNING for name, state in evaluations},
         groups={group: state in OPEN_GROUPS for group, state in found},

@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Final
 
 from rich.console import Console
@@ -93,26 +93,30 @@ class Conductor:
             await asyncio.sleep(_TRY_AGAIN_S)
 
     async def _started(self, cell: Cell, hit: Hit) -> float | None:
-        began = time.monotonic()
-        while time.monotonic() - began < _RECOVERS_WITHIN_S:
+        async def ready() -> datetime | None:
             process = self._stage.ready(cell.part)
-            if process is not None and process != hit.process:
-                return datetime.now(hit.at.tzinfo).timestamp() - hit.at.timestamp()
-            await asyncio.sleep(_LOOK_S)
-        return None
+            return None if process is None or process == hit.process else datetime.now(UTC)
+
+        return await _seconds_until(ready, hit)
 
     async def _recovered(self, cell: Cell, hit: Hit) -> float | None:
-        rows, began = self._stage.rows, time.monotonic()
+        rows = self._stage.rows
         seen = rows.stepped if cell.moment is Moment.STEP else rows.went_round
-        while time.monotonic() - began < _RECOVERS_WITHIN_S:
-            found = await seen(hit.at)
-            if found is not None:
-                return (found - hit.at).total_seconds()
-            await asyncio.sleep(_LOOK_S)
-        return None
+        return await _seconds_until(lambda: seen(hit.at), hit)
 
     def _say(self, text: str) -> None:
         self._console.print(Text(text), soft_wrap=True)
+
+
+async def _seconds_until(happened: Callable[[], Awaitable[datetime | None]], hit: Hit) -> float | None:
+    """From the kill until what `happened` says; None where it does not within two minutes."""
+    began = time.monotonic()
+    while time.monotonic() - began < _RECOVERS_WITHIN_S:
+        found = await happened()
+        if found is not None:
+            return (found - hit.at).total_seconds()
+        await asyncio.sleep(_LOOK_S)
+    return None
 
 
 def _seconds(value: float | None) -> str:

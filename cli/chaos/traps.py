@@ -107,12 +107,13 @@ async def in_transaction(stage: Stage, cell: Cell, least: int) -> Hit | None:
     try:
         async with await psycopg.AsyncConnection.connect(stage.database_url, autocommit=True) as connection:
             mine = connection.info.backend_pid
-            others = [row[0] for row in await _rows(connection, backends) if row[0] != mine]
+            others = [row[0] for row in await stage.rows.all(backends, through=connection) if row[0] != mine]
             with ExitStack() as thaw:
                 for pid in others:
                     thaw.callback(_signal, pid, signal.SIGCONT)
                     _signal(pid, signal.SIGSTOP)
-                writing = [row for row in await _rows(connection, backends) if row[1] is not None and row[0] != mine]
+                found = await stage.rows.all(backends, through=connection)
+                writing = [row for row in found if row[1] is not None and row[0] != mine]
                 if not writing:
                     return None
                 places = await stage.open_calls(connection)
@@ -200,10 +201,6 @@ async def _kill_server(process: Any, backends: Iterable[int]) -> datetime:
     for pid in backends:
         _signal(pid, signal.SIGKILL)
     return at
-
-
-async def _rows(connection: Any, query: str) -> list[tuple[Any, ...]]:
-    return list(await (await connection.execute(query)).fetchall())
 
 
 def _signal(pid: int, signum: int) -> None:
