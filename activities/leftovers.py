@@ -2,7 +2,8 @@
 
 Invariant: a file here belongs to a living process (which holds its lock, released by the kernel however it dies) or
 is what a dead one left. A process that ends in good order leaves none. A note costs one write into the page cache,
-microseconds: it survives the process, and the machine need not survive.
+microseconds: it survives the process, and the machine need not survive. What is remembered here is what no row can
+hold; it is only ever added to.
 """
 
 import fcntl
@@ -104,3 +105,30 @@ def _notes(data: bytes) -> Iterator[Any]:
             yield json.loads(text.rstrip(_NOTHING))
         except ValueError:
             _log.warning("a note of a worker that died cannot be read")
+
+
+def remember(folder: Path, owner: str, facts: Sequence[Any]) -> None:
+    """Keep a fact for all successors. Raises OSError."""
+    with _remembered(folder, owner).open("a") as file:
+        file.write(json.dumps(facts) + "\n")
+
+
+def remembered(folder: Path, owner: str) -> list[Any]:
+    """What was kept, in order. Raises OSError."""
+    try:
+        lines = _remembered(folder, owner).read_text().splitlines()
+    except FileNotFoundError:
+        return []
+    return [fact for line in lines if (fact := _fact(line)) is not None]
+
+
+def _fact(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:
+        _log.warning("a fact that was kept by a worker cannot be read")
+        return None
+
+
+def _remembered(folder: Path, owner: str) -> Path:
+    return folder / f"kept-{owner}"

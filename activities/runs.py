@@ -70,9 +70,9 @@ class RunActivities:
         try:
             config = parse_run(request.document)
             _refuse_unsupported(config)
-            environments = [await self._environment(config, chosen) for chosen in config.environments]
+            chosen = [await self._environment(request.run_id, config, one) for one in config.environments]
             await asyncio.to_thread(load_renderer, config.model)
-            row = await register_run(self._services.store, request.run_id, config, environments)
+            row = await register_run(self._services.store, request.run_id, config, chosen)
         except (RunFileError, EnvironmentProblem, TokensError, RunExists) as error:
             raise bad_run_file(str(error)) from error
         return RunPlan(
@@ -83,9 +83,9 @@ class RunActivities:
             evaluations_at_end=tuple(config.evaluations("end")),
         )
 
-    async def _environment(self, config: RunConfig, chosen: EnvironmentConfig) -> NewEnvironment:
+    async def _environment(self, run_id: str, config: RunConfig, chosen: EnvironmentConfig) -> NewEnvironment:
         """Load it, and prove that what is evaluated on is never trained on, before a row is written."""
-        loaded = self._services.load(config, chosen.label)
+        loaded = await self._services.load(run_id, config, chosen.label)
         loaded.check_judges(config.judges)
         await check_disjoint(loaded)
         await require_size(loaded, "train", 1)

@@ -130,14 +130,16 @@ class Services:
         run = await self.run(run_id)
         known = run.environments.get(label)
         if known is None:
-            known = self.load(run.config, label)
+            known = await self.load(run_id, run.config, label)
             await known.ready()
             run.environments[label] = known
         return known
 
-    def load(self, config: RunConfig, label: str) -> LoadedEnvironment:
+    async def load(self, run_id: str, config: RunConfig, label: str) -> LoadedEnvironment:
+        """An environment of the file of a run, which need not have a row. Raises EnvironmentProblem."""
         chosen = config.environment(label)
-        return load(chosen.id, dict(chosen.args), self._base)
+        with await self.inline.importing(run_id, label, chosen.id):
+            return load(chosen.id, dict(chosen.args), self._base)
 
     async def renderer(self, run_id: str) -> TokenRenderer:
         run = await self.run(run_id)

@@ -42,28 +42,26 @@ class LoopWatch(Generic[CallT]):
         afterwards: Callable[[CallT], None],
         *,
         held_s: float = HELD_S,
-        stuck_s: float = STUCK_S,
     ) -> None:
         self._at_once = at_once
         self._afterwards = afterwards
         self._held_s = held_s
-        self._stuck_s = stuck_s
         self._running: dict[asyncio.Task[object] | None, _Running[CallT]] = {}
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
-        self._ends_process = False
+        self._stuck_s: float | None = None
 
     def start(self) -> None:
         loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._watch, args=(loop,), name="loop-watch", daemon=True)
         self._thread.start()
 
-    def end_process_when_stuck(self) -> None:
-        """From now on a loop that is held for a minute ends the process, with all stacks on standard error.
+    def end_process_when_stuck(self, stuck_s: float = STUCK_S) -> None:
+        """From now on a loop that is held for so long ends the process, with all stacks on standard error.
 
         The alarm is the interpreter's own, since code that holds the interpreter holds our thread as well.
         """
-        self._ends_process = True
+        self._stuck_s = stuck_s
 
     def close(self) -> None:
         self._stopping.set()
@@ -96,10 +94,10 @@ class LoopWatch(Generic[CallT]):
                 told = held
                 self._at_once(held.call)
                 loop.call_soon_threadsafe(self._afterwards, held.call)
-            if self._ends_process and answered.is_set():  # whoever holds it: code of an import is known to nobody
+            if self._stuck_s is not None and answered.is_set():  # whoever holds it, an import or a task without a name
                 answered.clear()
                 loop.call_soon_threadsafe(answered.set)
                 faulthandler.dump_traceback_later(self._stuck_s, exit=True, file=sys.__stderr__ or sys.stderr)
             last, looked, computed = found, now, cpu
-        if self._ends_process:
+        if self._stuck_s is not None:
             faulthandler.cancel_dump_traceback_later()

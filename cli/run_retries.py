@@ -5,7 +5,7 @@ why, and since when. An engine that is up and answers rubbish passes every probe
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -14,6 +14,7 @@ from ..contracts import search
 
 if TYPE_CHECKING:
     from temporalio.api.failure.v1 import Failure
+    from temporalio.api.workflow.v1 import PendingActivityInfo
     from temporalio.client import Client
 
 _LOOKED_AT: Final = 64
@@ -49,6 +50,30 @@ async def retried(client: "Client", run_id: str) -> list[str]:
         return []
 
 
+async def registering(client: "Client", run_id: str) -> str | None:
+    """What became so far of a run's registration, its workflow's first activity; None where nobody took it up yet."""
+    from temporalio.api.enums.v1 import PendingActivityState
+    from temporalio.service import RPCError
+
+    try:
+        described = await client.get_workflow_handle(run_id).describe(rpc_timeout=_LIMIT)
+        retries = _failing(described.id, described.run_id, described.raw_description.pending_activities)
+        if retries:
+            return await _sentence(client, retries[:1])
+    except RPCError:
+        return None
+    for pending in described.raw_description.pending_activities:
+        if pending.state == PendingActivityState.PENDING_ACTIVITY_STATE_STARTED:
+            return _at_work(pending.last_started_time.ToDatetime(tzinfo=UTC))
+    return None
+
+
+def _at_work(began: datetime) -> str:
+    from .run_show import ago
+
+    return f"A worker is registering it, for {ago(began)}: it checks the run file and imports its environments."
+
+
 async def _retries(client: "Client", run_id: str) -> list[_Retry]:
     value = run_id.replace("\\", "\\\\").replace("'", "\\'")
     query = f"{search.RUN} = '{value}' AND ExecutionStatus = 'Running'"
@@ -64,6 +89,10 @@ async def _retries_of(client: "Client", workflow_id: str, run_id: str) -> list[_
         described = await client.get_workflow_handle(workflow_id, run_id=run_id).describe(rpc_timeout=_LIMIT)
     except RPCError:  # it has just ended
         return []
+    return _failing(workflow_id, run_id, described.raw_description.pending_activities)
+
+
+def _failing(workflow_id: str, run_id: str, activities: "Iterable[PendingActivityInfo]") -> list[_Retry]:
     return [
         _Retry(
             workflow_id,
@@ -73,7 +102,7 @@ async def _retries_of(client: "Client", workflow_id: str, run_id: str) -> list[_
             pending.attempt,
             _problem(pending.last_failure),
         )
-        for pending in described.raw_description.pending_activities
+        for pending in activities
         if pending.attempt > 1 and pending.last_failure.message
     ]
 

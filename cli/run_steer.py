@@ -14,7 +14,7 @@ from ..contracts.queues import QUEUE_OF
 from ..contracts.states import EngineState, RunState
 from ..contracts.workflows import RUN_WORKFLOW, RunProgress
 from .errors import CommandError
-from .run_retries import retried
+from .run_retries import registering, retried
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -100,8 +100,9 @@ async def unregistered(client: "Client", text: str) -> str | None:
 
 async def why_unregistered(client: "Client", run_id: str) -> list[str]:
     """Why a run that was started has no row yet."""
-    idle = await workflow_trouble(client, run_id) or await no_worker(client)
-    return ["It was started and no worker has taken it up yet.", *([idle] if idle is not None else [])]
+    trouble = await workflow_trouble(client, run_id) or await no_worker(client)
+    taken_up = await registering(client, run_id) or "It was started and no worker has taken it up yet."
+    return [taken_up, *([trouble] if trouble is not None else [])]
 
 
 async def workflow_trouble(client: "Client", run_id: str) -> str | None:

@@ -26,6 +26,7 @@ from temporalio.worker import Interceptor, Worker
 
 from ..activities.catalogue import activities_of
 from ..activities.services import Connect, Services
+from ..activities.watch import STUCK_S
 from ..contracts.queues import QUEUE_OF, WorkerRole
 from ..db.errors import StoreError
 from ..db.migrate import check
@@ -62,6 +63,7 @@ class Replaced:
     control_engine: Callable[[EngineAddress], EngineControl] = EngineControl
     workflows: Sequence[type] = WORKFLOWS
     interceptors: Sequence[Interceptor] = ()
+    stuck_s: float = STUCK_S
 
 
 AS_IT_IS = Replaced()
@@ -103,8 +105,12 @@ async def serving(
     roles: Sequence[WorkerRole],
     replaced: Replaced = AS_IT_IS,
     queues: Sequence[str] = (),
+    stuck_s: float | None = None,
 ) -> AsyncIterator[Services]:
-    """Check everything, then serve `roles` for the block."""
+    """Check everything, then serve `roles` for the block.
+
+    `stuck_s`: a loop held for so long ends the process, from before the first activity can hold it.
+    """
     await asyncio.to_thread(check, database)
     for warning in await prepare(client):
         _log.warning("%s", warning)
@@ -124,8 +130,9 @@ async def serving(
     )
     async with AsyncExitStack() as stack:
         stack.push_async_callback(services.close)
-        if queues or {WorkerRole.WORKFLOWS, WorkerRole.TOOLS} & set(roles):
-            await services.inline.open(settings.home.expanduser().absolute() / "inline", mask_url(database))
+        await services.inline.open(settings.home.expanduser().absolute() / "inline", mask_url(database))
+        if stuck_s is not None:
+            services.inline.end_process_when_stuck(stuck_s)
         for role in roles:
             await stack.enter_async_context(worker_of(role, services, settings, replaced))
         for queue in queues:
@@ -150,8 +157,7 @@ async def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     client = await connect(temporal)
-    async with serving(client, database, settings, roles, replaced, queues) as services:
-        services.inline.end_process_when_stuck()
+    async with serving(client, database, settings, roles, replaced, queues, replaced.stuck_s):
         gc.collect()
         gc.freeze()  # what is loaded now stays: without this, every full collection walks all of it again
         if settings.ready_file is not None:

@@ -2,7 +2,8 @@
 
 Invariant: a death is a row before anything else runs in the worker's successor, and rows alone decide where code runs
 next, so that workers on other machines decide alike. One death means nothing (any worker may be killed at any
-moment); two over the same call are taken for its doing.
+moment); two over the same call are taken for its doing. An import runs nowhere else: after two it is refused. A run
+that is being registered has no row yet that a death could be told of; whoever found it keeps it then.
 """
 
 from collections import Counter, defaultdict
@@ -11,11 +12,18 @@ from dataclasses import dataclass
 from typing import Final
 
 from .errors import Refused
-from .events import INLINE_APART, INLINE_DEATH, add_event
+from .events import IMPORT_DEATH, INLINE_APART, INLINE_DEATH, add_event
 from .store import Store
 
 ENOUGH: Final = 2
 """Deaths over one call after which it runs apart; so many such calls, and every call of the function does."""
+
+_IMPORT_DEATHS: Final = """
+SELECT count(DISTINCT e.data->>'death') FROM runs r
+LEFT JOIN events e ON e.run_id = r.run_id AND e.kind = %(kind)s AND e.created_at > r.changed_at
+  AND e.data->>'environment' = %(environment)s
+WHERE r.run_id = %(run)s GROUP BY r.run_id
+"""
 
 
 @dataclass(frozen=True)
@@ -27,6 +35,14 @@ class InlineCall:
     call: str
     function: str
     """`environment.function`, for people."""
+
+
+@dataclass(frozen=True)
+class Import:
+    """The import of an environment of a run, by its label."""
+
+    run_id: str
+    environment: str
 
 
 @dataclass(frozen=True)
@@ -106,3 +122,25 @@ async def _record(store: Store, run_id: str, death: Death) -> None:
             f'all its calls in this run now run in processes of their own; mark it run="process"'
         )
         await add_event(store, run_id, INLINE_APART, text, {"function": function})
+
+
+async def record_import_death(store: Store, name: str, imported: Import) -> bool:
+    """Tell the run of a worker that died over an import. False where the store does not know the run (yet)."""
+    text = f"a worker died while it imported the environment {imported.environment}"
+    try:
+        data = {"death": name, "environment": imported.environment}
+        await add_event(store, imported.run_id, IMPORT_DEATH, text, data)
+    except Refused:
+        return False
+    return True
+
+
+async def import_deaths(store: Store, imported: Import) -> int | None:
+    """How many workers died over it since the run's state last changed: a person who resumes it has put that right.
+
+    None where the store does not know the run.
+    """
+    values = {"run": imported.run_id, "environment": imported.environment, "kind": IMPORT_DEATH}
+    async with store.direct() as connection:
+        row = await (await connection.execute(_IMPORT_DEATHS, values)).fetchone()
+    return None if row is None else int(row[0])

@@ -9,6 +9,7 @@ from .store import Store
 INLINE_DEATH: Final = "inline_death"
 INLINE_APART: Final = "inline_apart"
 INLINE_SLOW: Final = "inline_slow"
+IMPORT_DEATH: Final = "import_death"
 ADVICE: Final = (INLINE_APART, INLINE_SLOW)
 """Kinds that tell the author of an environment what to do."""
 

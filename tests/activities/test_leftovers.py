@@ -6,9 +6,12 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from atropos.activities.leftovers import Notes, left_by_the_dead
+from atropos.activities.leftovers import Notes, left_by_the_dead, remember, remembered
+from hypothesis import given
+from hypothesis import strategies as st
 
 _DIES = """
 import os, signal, sys, threading
@@ -76,3 +79,22 @@ def test_of_two_successors_one_reads(tmp_path: Path) -> None:
         assert len(list(mine)) == 1
         assert left(tmp_path) == []
     assert os.listdir(tmp_path) == []
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.lists(st.text(max_size=4), max_size=3))))
+def test_what_is_remembered_is_there_in_order_for_its_owner_alone(facts: list[tuple[str, list[str]]]) -> None:
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        for owner, fact in facts:
+            remember(folder, owner, fact)
+        for owner in "abc":
+            assert remembered(folder, owner) == [fact for whose, fact in facts if whose == owner]
+        assert left(folder, "a") == []
+
+
+def test_a_fact_that_was_cut_short_hides_no_other(tmp_path: Path) -> None:
+    remember(tmp_path, "owner", ["whole"])
+    with (tmp_path / "kept-owner").open("a") as file:
+        file.write('["ha\n')
+    remember(tmp_path, "owner", ["later"])
+    assert remembered(tmp_path, "owner") == [["whole"], ["later"]]

@@ -40,9 +40,9 @@ def holds_the_interpreter():
     re.match(r"(a+)+$", "a" * 64 + "b")
 
 async def main():
-    watch = LoopWatch(print, print, held_s=0.3, stuck_s=1.5)
+    watch = LoopWatch(print, print, held_s=0.3)
     watch.start()
-    watch.end_process_when_stuck()
+    watch.end_process_when_stuck(1.5)
     await asyncio.sleep(2)
     print("alive after a wait", flush=True)
     with AROUND:

@@ -2,8 +2,20 @@
 
 import uuid
 
-from atropos.db.deaths import Apart, Death, InlineCall, judged, record_death, runs_apart
+from atropos.contracts.states import RunState
+from atropos.db.deaths import (
+    Apart,
+    Death,
+    Import,
+    InlineCall,
+    import_deaths,
+    judged,
+    record_death,
+    record_import_death,
+    runs_apart,
+)
 from atropos.db.events import ADVICE, INLINE_SLOW, add_event_once, event_texts
+from atropos.db.runs import set_run_state
 from atropos.db.store import Store
 from hypothesis import given
 from hypothesis import strategies as st
@@ -86,6 +98,27 @@ async def test_a_death_is_told_to_every_run_that_the_store_knows(store: Store) -
         await record_death(store, a_death(*(call(run_id) for run_id in runs)))
     for run_id in (runs[0], runs[2]):
         assert (await runs_apart(store, run_id)).calls == {call(run_id)}
+
+
+async def test_deaths_over_an_import_count_by_worker_and_environment_since_the_run_was_last_changed(
+    store: Store,
+) -> None:
+    one = Import(await new_run(store), "sums")
+    other = Import(one.run_id, "words")
+    for name in ("a", "b", "b"):
+        assert await record_import_death(store, name, one)
+    assert await record_import_death(store, "a", other)
+    assert (await import_deaths(store, one), await import_deaths(store, other)) == (2, 1)
+    assert await runs_apart(store, one.run_id) == Apart()
+    for state in (RunState.PAUSED, RunState.RUNNING):
+        await set_run_state(store, one.run_id, state, None)
+    assert await import_deaths(store, one) == 0
+
+
+async def test_an_import_of_a_run_without_a_row_cannot_be_told_of(store: Store) -> None:
+    one = Import("run/none", "sums")
+    assert not await record_import_death(store, "a", one)
+    assert await import_deaths(store, one) is None
 
 
 async def test_the_same_advice_is_given_once(store: Store) -> None:

@@ -1,14 +1,16 @@
 """A worker in a process of its own that dies at boundaries and is started again at once, as under a supervisor.
 
-`python -m atropos.tests.support.fault_worker --roles … [--boundaries FOLDER --die-around NAMES] [--armed FOLDER]`;
-addresses come from the environment, as for `atropos-worker`. It ends when it is told to (SIGTERM, passed on), when a
-life ends by anything but SIGKILL or an environment's own `ABRUPT`, or when its parent is gone.
+`python -m atropos.tests.support.fault_worker --roles … [--boundaries FOLDER --die-around NAMES] [--armed FOLDER]
+[--stuck-s SECONDS]`; addresses come from the environment, as for `atropos-worker`. It ends when it is told to (SIGTERM,
+passed on), when a life ends by anything but SIGKILL or an environment's own `ABRUPT`, or when its parent is gone. Where
+a life may end itself because it is stuck, however it ends is followed by another.
 
 `worker_process` is the other side: start one from a test.
 """
 
 import argparse
 import asyncio
+import dataclasses
 import logging
 import os
 import sys
@@ -59,11 +61,13 @@ async def worker_process(
     folder: Path,
     die_around: Sequence[str] = (),
     armed: Path | None = None,
+    stuck_s: float | None = None,
     grace_s: float = 1.0,
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """The worker as a process for the block, stopped by SIGTERM at its end; its log is `folder`/log.
 
-    It dies at the boundaries of `die_around` (made in `folder`/boundaries), if any are named, and at the points of
+    `stuck_s`: a life whose loop is held for so long ends itself, and any death is followed by another life. It dies at
+    the boundaries of `die_around` (made in `folder`/boundaries), if any are named, and at the points of
     training that are armed in the folder `armed`.
     Raises AssertionError with the log where it ended by itself or badly.
     """
@@ -82,6 +86,8 @@ async def worker_process(
         arguments += ["--boundaries", str(folder / "boundaries"), "--die-around", ",".join(die_around)]
     if armed is not None:
         arguments += ["--armed", str(armed)]
+    if stuck_s is not None:
+        arguments += ["--stuck-s", str(stuck_s)]
     env = child_environment(variables, inherit=True)
     async with supervised(MODULE, arguments, folder / "log", env) as process:
         yield process
@@ -93,10 +99,13 @@ def main() -> None:
     parser.add_argument("--boundaries", type=Path)
     parser.add_argument("--die-around", default="", type=lambda text: text.split(","))
     parser.add_argument("--armed", type=Path, help="folder of points of training that tests arm")
+    parser.add_argument("--stuck-s", type=float, help="end a life whose loop is held for so long")
     chosen = parser.parse_args()
     replaced = Replaced() if chosen.armed is None else _training_faults(chosen.armed)
+    if chosen.stuck_s is not None:
+        replaced = dataclasses.replace(replaced, stuck_s=chosen.stuck_s)
     life = partial(_live, chosen.roles, chosen.boundaries, chosen.die_around, replaced)
-    sys.exit(supervise({"worker": life}))
+    sys.exit(supervise({"worker": life}, tolerant=chosen.stuck_s is not None))
 
 
 def _training_faults(folder: Path) -> Replaced:

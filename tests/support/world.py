@@ -102,6 +102,7 @@ class World:
         *,
         die_around: Sequence[str] = (),
         armed: Path | None = None,
+        stuck_s: float | None = None,
         grace_s: float = 1.0,
     ) -> AbstractAsyncContextManager[Process]:
         """Workers in a process of their own, started again whenever they die at a boundary."""
@@ -113,6 +114,7 @@ class World:
             folder=folder,
             die_around=die_around,
             armed=armed,
+            stuck_s=stuck_s,
             grace_s=grace_s,
         )
 
