@@ -20,6 +20,7 @@ from ..db.store import Store
 from ..environments.loaded import LoadedEnvironment
 from ..inference.engines import EngineAddress
 from ..inference.errors import EngineFailure
+from .restoring import keep_restored
 from .services import Services
 
 PAGE = 8
@@ -159,6 +160,9 @@ async def _draw(
 async def engine_outage(services: Services, run_id: str) -> str | None:
     """Why no engine of the run can take work, in words; None where one can. Asks each and writes what it found."""
     records = await engines_of(services.store, run_id)
+    quarantined = any(record.state == EngineState.QUARANTINED for record in records)
+    if quarantined and not (await services.run(run_id)).config.trains:
+        await keep_restored(services, run_id)
     usable = [record for record in records if record.state in (EngineState.READY, EngineState.DOWN)]
     found = await asyncio.gather(*(_probe(services, record) for record in usable))
     problems = [f"{record.url}: {record.reason or record.state}" for record in records if record not in usable]
@@ -173,7 +177,9 @@ async def engine_outage(services: Services, run_id: str) -> str | None:
             answering += 1
         else:
             problems.append(problem)
-    return None if answering else "no engine answers: " + "; ".join(problems)
+    if answering:
+        return None
+    return ("no engine answers: " if usable else "no engine may be given work: ") + "; ".join(problems)
 
 
 async def _probe(services: Services, record: EngineRecord) -> str | None:

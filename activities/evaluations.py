@@ -89,7 +89,8 @@ class EvaluationActivities:
         fresh = [group for group in waiting if group.key.group_no not in set(request.running)]
         if row.state is RunState.PAUSED:
             return EvaluationPage(open=len(waiting))
-        outage = await self._outage(request) if fresh else None
+        # Without trainer nobody else looks whether an engine lost the weights that those in flight wait for.
+        outage = await self._outage(request) if fresh or (waiting and not row.config.trains) else None
         await set_waiting(store, request.run_id, outage)
         if outage is not None:
             return EvaluationPage(open=len(waiting), again_s=OUTAGE_AGAIN_S)

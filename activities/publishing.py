@@ -28,6 +28,7 @@ from ..db.publishing import (
     settle_publication,
     wanted,
 )
+from ..db.registration import first_user
 from ..inference.control import UNVERSIONED, EngineControl, publish
 from ..inference.engines import EngineAddress
 from ..inference.errors import EngineFailure
@@ -46,6 +47,7 @@ _AGAIN_S: Final = 20.0
 """Before an engine that holds what it should not is given the same version again."""
 _LOAD_S: Final = 1800.0
 
+_GOOD: Final = (PublicationState.VERIFIED, PublicationState.UNVERIFIED)
 _SETTLED = {
     Verdict.VERIFIED: PublicationState.VERIFIED,
     Verdict.UNVERIFIABLE: PublicationState.UNVERIFIED,
@@ -112,14 +114,13 @@ class PublishingActivities:
         control = self._services.control(EngineAddress.of(record, secret))
         try:
             info = await control.weight_info()
-            if target.path is None:  # the engines began with it, and it is whatever they call so
-                held = info.label == target.label
-                return _Held(held, None if held else f"{record.url} holds {info.label}, not {target.label}")
             known = await publication_state(store, run_id, record.engine_id, info.incarnation, target.version)
-            if info.label == target.label and known in (PublicationState.VERIFIED, PublicationState.UNVERIFIED):
+            if info.label == target.label and (known in _GOOD or (known is None and _begun_with(target))):
                 if record.state != EngineState.READY:
                     await set_engine_state(store, run_id, record.engine_id, EngineState.READY, None)
                 return _Held(True, None)
+            if target.path is None or (target.borrowed and await first_user(store, record.url) != run_id):
+                return _Held(False, f"{record.url} holds {info.label}, not {target.label}")
             key = (run_id, record.engine_id, target.version)
             if known is PublicationState.FAILED and time.monotonic() < self._not_before.get(key, 0.0):
                 return _Held(False, f"{record.url}: {record.reason or 'it does not hold what it should'}")
@@ -128,7 +129,7 @@ class PublishingActivities:
                 await set_engine_state(store, run_id, record.engine_id, EngineState.DRAINING, "new weights are loaded")
             return await self._load(run_id, config, record, control, info.incarnation, target)
         except EngineFailure as failure:
-            await self._down(run_id, record, failure.message)
+            await self._down(run_id, record, failure.message, target)
             return _Held(False, failure.message)
         finally:
             await control.close()
@@ -168,10 +169,19 @@ class PublishingActivities:
         )
         return _Held(True, None)
 
-    async def _down(self, run_id: str, record: EngineRecord, reason: str) -> None:
+    async def _down(self, run_id: str, record: EngineRecord, reason: str, target: Wanted) -> None:
         """An engine that was ready does not answer; one in quarantine stays there."""
+        store = self._services.store
         if record.state != EngineState.QUARANTINED:
-            await set_engine_state(self._services.store, run_id, record.engine_id, EngineState.DOWN, reason)
+            await set_engine_state(store, run_id, record.engine_id, EngineState.DOWN, reason)
+        elif target.borrowed:
+            reason = f"weights {target.label!r} could not be loaded into it again from {target.path}: {reason}"
+            await set_engine_state(store, run_id, record.engine_id, EngineState.QUARANTINED, reason)
+
+
+def _begun_with(target: Wanted) -> bool:
+    """Whether engines hold it from their start, and it is whatever they call so."""
+    return target.path is None or target.borrowed
 
 
 async def _disown(control: EngineControl) -> None:

@@ -31,6 +31,7 @@ from ..inference.tokens import TokenRenderer
 from .entry import entered
 from .failures import engine_failure, final, refuse_ended_run, waited_out
 from .keeping import STREAMED_ABOVE, continued, ended, keeping
+from .restoring import set_aside
 from .services import Services
 
 _STORE_AGAIN_S = 0.5
@@ -185,6 +186,7 @@ class ModelActivities:
         for span in completion.spans:
             version = await _patiently(self._version, run_id, span.label)
             if version is None:
+                await set_aside(self._services, run_id, engine_id, span.label)
                 raise EngineFailure(
                     EngineFailureKind.WRONG_VERSION,
                     f"the engine sampled with weights {span.label!r}, which this run never published",

@@ -159,7 +159,7 @@ def _claim(run_id: str, lives: Lives, workflow_id: str) -> _Claim | None:
     if workflow_id == rollout_workflow_id(run_id):
         return _Claim("rollout", lives.run, may_be_done=True)
     if workflow_id == trainer_workflow_id(run_id):
-        return _Claim("trainer", lives.run and lives.trains)
+        return _Claim("trainer", lives.run, may_be_done=not lives.trains)
     evaluations = evaluation_workflow_id(run_id, "")
     if workflow_id.startswith(evaluations):
         name = workflow_id.removeprefix(evaluations)

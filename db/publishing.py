@@ -31,17 +31,23 @@ class Wanted:
     """Whether every engine that could be reached has held it."""
     noise: float | None
     """Mean distance between an engine's logprobs and the trainer's at version 0; None: not measured."""
+    borrowed: bool = False
+    """Engines hold it from their start, and another run made it: path, digest and probe are what its rows say."""
 
 
 _WANTED: Final = """
-SELECT r.state, v.version, v.label, v.path, v.digest, v.probe, v.published_at IS NOT NULL,
-  (SELECT max(distance) FROM publications p WHERE p.run_id = r.run_id AND p.version = 0)
+SELECT r.state, v.version, v.label, coalesce(v.path, made.path), coalesce(v.digest, made.digest),
+  coalesce(v.probe, made.probe), v.published_at IS NOT NULL,
+  (SELECT max(distance) FROM publications p WHERE p.run_id = r.run_id AND p.version = 0),
+  made.path IS NOT NULL
 FROM runs r
 JOIN LATERAL (SELECT max(version) AS version FROM policy_versions WHERE run_id = r.run_id) AS newest ON true
 LEFT JOIN LATERAL (
   SELECT min(policy_version) AS version FROM evaluations WHERE run_id = r.run_id AND state = 'running'
 ) AS pinned ON true
 JOIN policy_versions v ON v.run_id = r.run_id AND v.version = least(newest.version, pinned.version)
+LEFT JOIN policy_versions made ON v.path IS NULL AND made.path IS NOT NULL AND made.label = v.label
+  AND made.run_id = regexp_replace(v.label, '@[0-9]+$', '') AND made.run_id <> v.run_id
 WHERE r.run_id = %(run)s
 """
 

@@ -64,6 +64,16 @@ async def _taken(connection: AsyncConnection, run_id: str, config: RunConfig) ->
     return None
 
 
+async def first_user(store: Store, url: str) -> str | None:
+    """The oldest live run that names the engine, however its address is spelt; None where none does."""
+    async with store.begin() as connection:
+        live = [RunState.RUNNING, RunState.PAUSED]
+        for other in await connection.execute(_OTHERS, {"run": "", "live": live}):
+            if _place(other.url) == _place(url):
+                return str(other.run_id)
+    return None
+
+
 def _place(url: str) -> tuple[str, int | None, str]:
     """What tells engines apart, however their addresses are spelt."""
     parts = urlsplit(url)

@@ -105,7 +105,9 @@ async def test_weights_that_the_run_never_published_count_for_nothing(world: Wor
         await asyncio.wait_for(engine.waiting.wait(), ENDS_WITHIN_S)
         engine.label = "somebody's"
         engine.release()
-        words = 'the engine sampled with weights "somebody\'s", which this run never published'
+        words = (
+            "it holds weights \"somebody's\", and this run samples from 'default', of which nobody knows where they are"
+        )
         await until_said(why, words, run.id, world.client, world.database)
         engine.label = "default"
         await ended_well(world, services, run.id)

@@ -10,7 +10,7 @@ from atropos.contracts.records import PartialTurn, Sampled, VersionSpan
 from atropos.contracts.states import EngineState, EpisodeState, GroupState, PublicationState
 from atropos.db.batches import lease_batch
 from atropos.db.endings import finish_episode
-from atropos.db.engines import engine_id, engines_of, put_engines, set_engine_state
+from atropos.db.engines import engine_id, engines_of, put_engines, put_version, set_engine_state
 from atropos.db.episodes import load_episode, save_turn, start_episode
 from atropos.db.errors import Unknown, Unsettled, WrongWeights
 from atropos.db.groups import load_group
@@ -338,6 +338,25 @@ async def test_engines_should_hold_the_newest_version(store: Store) -> None:
         *(1, weight_label(run_id, 1), "d1"),
         *(False, 0.001),
     )
+
+
+@pytest.mark.parametrize(
+    ("label", "path", "borrowed"),
+    [
+        ("{made}@0", "/models/tiny", True),
+        ("{made}@1", None, False),  # no such version
+        ("{made}", None, False),
+        ("default", None, False),
+    ],
+)
+async def test_what_engines_began_with_is_found_where_another_run_made_it(
+    store: Store, label: str, path: str | None, borrowed: bool
+) -> None:
+    run_id = await new_run(store)
+    await put_version(store, run_id, 0, label.format(made=await training_run(store)))
+    target = await wanted(store, run_id)
+    assert target is not None
+    assert (target.version, target.path, target.borrowed) == (0, path, borrowed)
 
 
 async def test_the_first_version_is_written_once(store: Store) -> None:

@@ -8,7 +8,7 @@ import pytest
 from atropos.contracts.runfile import RunConfig, RunFileError
 from atropos.contracts.states import RunState
 from atropos.db.engines import engines_of
-from atropos.db.registration import engine_taken, register_run
+from atropos.db.registration import engine_taken, first_user, register_run
 from atropos.db.runs import get_run, set_run_state
 from atropos.db.store import Store
 
@@ -59,6 +59,15 @@ async def test_an_engine_that_is_trained_belongs_to_one_live_run(
     assert await engine_taken(store, wanted) is not None
     await set_run_state(store, holder, RunState.CANCELLED, "enough")
     assert len(await engines_of(store, await register(store, wanted))) == 2
+
+
+async def test_the_oldest_live_run_on_an_engine_is_its_first_user(store: Store) -> None:
+    place = uuid.uuid4().hex[:8]
+    runs = [await register(store, run_config(engines=[{"url": f"http://{place}:8000{end}"}])) for end in ("", "/v1/")]
+    assert await first_user(store, f"http://{place.upper()}:8000/v1") == runs[0]
+    await set_run_state(store, runs[0], RunState.COMPLETED, None)
+    assert await first_user(store, f"http://{place}:8000") == runs[1]
+    assert await first_user(store, somewhere()) is None
 
 
 async def test_of_two_that_come_at_once_one_is_refused(store: Store) -> None:
