@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -86,11 +87,28 @@ async def test_an_unknown_run_is_one_sentence(atropos: Atropos, run_id: str) -> 
 async def test_of_two_exports_to_one_new_file_one_is_told_that_it_is_there(
     atropos: Atropos, run_id: str, tmp_path: Path
 ) -> None:
+    """Two processes, as from two shells; the fixture has put the addresses into the environment."""
     path = tmp_path / "both.jsonl"
-    exports = [atropos("sft-gen", run_id, "--out", str(path), "--limit", str(rows)) for rows in (1, 2)]
-    found = await asyncio.gather(*exports)
-    assert sorted(code for code, _, _ in found) == [0, 1]
-    [(rows, _)] = [(position + 1, one) for position, one in enumerate(found) if one[0] == 0]
+
+    async def export(rows: int) -> tuple[int, int | None, str]:
+        command = (
+            sys.executable,
+            "-m",
+            "atropos.cli.main",
+            "sft-gen",
+            run_id,
+            "--out",
+            str(path),
+            "--limit",
+            str(rows),
+        )
+        process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+        _, err = await process.communicate()
+        return rows, process.returncode, err.decode()
+
+    found = await asyncio.gather(export(1), export(2))
+    assert sorted(code for _, code, _ in found) == [0, 1], found
+    [rows] = [rows for rows, code, _ in found if code == 0]
     assert len(path.read_text().splitlines()) == rows
     assert any("is there already" in err for _, _, err in found)
 
