@@ -32,7 +32,7 @@ TITLES: Final = {
 }
 _COOKIE: Final = "atropos-dashboard"
 _HOLDER: Final = "holder of the token"
-_TOLD_OF_TABS: Final = ("asyncio", "tornado.application", "tornado.general", "bokeh.server.protocol_handler")
+TOLD_OF_TABS: Final = ("asyncio", "tornado.application", "tornado.general", "bokeh.server.protocol_handler")
 """Loggers that are told of a message that could not be sent: to whoever looks after a task, a callback or a session."""
 _PATIENCE_S: Final = 1.0
 """After a wrong token."""
@@ -59,8 +59,8 @@ async def serve(
 ) -> None:
     """Serve until SIGINT or SIGTERM. `started` is told the port. Raises OSError where it is taken."""
     pn.extension()
-    for name in _TOLD_OF_TABS:
-        logging.getLogger(name).addFilter(_is_no_closed_tab)
+    for name in TOLD_OF_TABS:
+        logging.getLogger(name).addFilter(is_no_closed_tab)
     server = _server(store, links, address, port, token)
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -75,7 +75,7 @@ async def serve(
         server.stop()
 
 
-def _is_no_closed_tab(record: logging.LogRecord) -> bool:
+def is_no_closed_tab(record: logging.LogRecord) -> bool:
     """Whether it is worth a line: a person who closes a tab while a page is being sent is no error of anybody's."""
     return record.exc_info is None or not isinstance(record.exc_info[1], WebSocketClosedError)
 

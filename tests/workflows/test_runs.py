@@ -356,7 +356,7 @@ async def test_more_than_one_input_fails_with_a_sentence_instead_of_being_tried_
     assert f"one input, its run file; {len(inputs)} were given" in str(failed.value.cause)
 
 
-@pytest.mark.parametrize("run_id", ["run/{}/rollout", "run/{}\x1b[2J", "{}" * 100, "run/{} x"])
+@pytest.mark.parametrize("run_id", ["run/{}/rollout", "run/{}\x1b[2J", "{}" + "x" * 900, "run/{} x"])
 async def test_an_id_that_no_run_can_have_fails_with_a_sentence(world: World, services: Services, run_id: str) -> None:
     run = world.client.execute_workflow(
         RUN_WORKFLOW, world.document("Effects"), id=run_id.format(uuid.uuid4().hex[:6]), task_queue=queues.WORKFLOWS
