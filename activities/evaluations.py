@@ -19,7 +19,7 @@ from ..contracts.activities import (
 from ..contracts.reasons import FailureKind
 from ..contracts.records import NewGroup
 from ..contracts.runfile import EvalSet, RunConfig, evaluated_version
-from ..contracts.states import EvaluationState, RunState
+from ..contracts.states import EvaluationState, RunState, is_live
 from ..db.admission import insert_evaluation_groups
 from ..db.engines import versions
 from ..db.evaluations import evaluation_groups, finish_evaluation, get_evaluation, start_evaluation
@@ -30,7 +30,7 @@ from ..environments.loaded import LoadedEnvironment
 from .admission import engine_outage
 from .entry import entered
 from .failures import final, waited_out
-from .runs import ENDED, OUTAGE_AGAIN_S, group_start
+from .runs import OUTAGE_AGAIN_S, group_start
 from .services import Services
 
 EVALUATION_PAGE = 16
@@ -83,7 +83,7 @@ class EvaluationActivities:
     async def next_evaluation_groups(self, request: NextEvaluationGroups) -> EvaluationPage:
         store = self._services.store
         row = await get_run(store, request.run_id)
-        if row is None or row.state in ENDED:
+        if row is None or not is_live(row.state):
             return EvaluationPage()
         waiting = await evaluation_groups(store, request.run_id, request.name)
         fresh = [group for group in waiting if group.key.group_no not in set(request.running)]
@@ -115,7 +115,7 @@ class EvaluationActivities:
     @entered
     async def finish_evaluation(self, request: EvaluationRef) -> EvaluationOutcome:
         row = await get_run(self._services.store, request.run_id)
-        over = row is None or row.state in ENDED
+        over = row is None or not is_live(row.state)
         state = EvaluationState.CANCELLED if over else EvaluationState.COMPLETED
         return await finish_evaluation(self._services.store, request.run_id, request.name, state)
 

@@ -12,7 +12,7 @@ from ..contracts.activities import BAD_RUN_FILE
 from ..contracts.messages import preview
 from ..contracts.reasons import FailureKind
 from ..contracts.records import EpisodeFacts
-from ..contracts.states import RunState
+from ..contracts.states import is_live
 from ..inference.errors import EngineFailure
 
 _SENTENCE = 1000
@@ -47,5 +47,5 @@ def engine_failure(failure: EngineFailure) -> ApplicationError:
 
 def refuse_ended_run(facts: EpisodeFacts) -> None:
     """An ended run buys no more tokens and calls no more tools. Raises the verdict `cancelled`."""
-    if facts.run_state not in (RunState.RUNNING, RunState.PAUSED):
+    if not is_live(facts.run_state):
         raise final(FailureKind.CANCELLED, f"the run is {facts.run_state}")

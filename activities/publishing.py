@@ -17,7 +17,7 @@ from temporalio import activity
 from ..contracts.activities_training import PUBLISH, Publish, Published
 from ..contracts.records import EngineRecord
 from ..contracts.runfile import RunConfig
-from ..contracts.states import EngineState, PublicationState, RunState
+from ..contracts.states import EngineState, PublicationState, RunState, is_live
 from ..db.engines import engines_of, set_engine_state
 from ..db.events import add_event
 from ..db.publishing import (
@@ -33,7 +33,6 @@ from ..inference.engines import EngineAddress
 from ..inference.errors import EngineFailure
 from ..inference.probe import Judgement, Probe, Verdict, judge, judge_checksums, noise_of
 from .entry import entered
-from .runs import ENDED
 from .services import Services
 
 _log = logging.getLogger("atropos.publishing")
@@ -75,7 +74,7 @@ class PublishingActivities:
         problem: str | None = None
         while True:
             target = await wanted(store, request.run_id)
-            if target is not None and target.run_state in ENDED:
+            if target is not None and not is_live(target.run_state):
                 if target.run_state is RunState.COMPLETED and not target.published:
                     await self._last(request.run_id, target)
                 return Published(version=target.version, ended=True)

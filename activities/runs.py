@@ -29,7 +29,7 @@ from ..contracts.activities import (
 )
 from ..contracts.reasons import FailureKind
 from ..contracts.runfile import EnvironmentConfig, RunConfig, RunFileError, parse_run
-from ..contracts.states import LONGEST_REASON, GroupState, RunState
+from ..contracts.states import LONGEST_REASON, GroupState, RunState, is_live
 from ..contracts.text import shortened
 from ..db.errors import RunExists
 from ..db.events import add_event
@@ -46,7 +46,6 @@ from .entry import entered
 from .failures import bad_run_file, final
 from .services import Services
 
-ENDED = (RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED)
 OUTAGE_AGAIN_S = 2.0
 """An engine that returned is found within this."""
 _LOOK_AGAIN_S = 60.0
@@ -108,7 +107,7 @@ class RunActivities:
     async def admit_groups(self, request: RunRef) -> Admission:
         services = self._services
         row = await get_run(services.store, request.run_id)
-        if row is None or row.state in ENDED:
+        if row is None or not is_live(row.state):
             return Admission(done=True)
         if row.state is RunState.PAUSED:
             reason = row.reason or "paused"
@@ -169,7 +168,7 @@ class RunActivities:
             if group.evaluation != request.evaluation:
                 continue
             status = await workflow_status(services.client, group.key.workflow_id)
-            if status is None and row.state not in ENDED:
+            if status is None and is_live(row.state):
                 starts.append(await self._start(row.config, group))
             elif status is not WorkflowExecutionStatus.RUNNING:
                 await self._close_orphan(row.state, group, status)
@@ -179,7 +178,7 @@ class RunActivities:
     async def _close_orphan(self, run: RunState, group: GroupRow, status: WorkflowExecutionStatus | None) -> None:
         """Close a group that no workflow will close. The task is not to blame and stays in the draw."""
         store = self._services.store
-        if run in ENDED:
+        if not is_live(run):
             await close_group(store, group.key, [], GroupState.FAILED, FailureKind.CANCELLED, f"the run is {run}")
         else:
             word = "was lost" if status is None else f"ended as {status.name.lower()} without closing it"
@@ -191,7 +190,7 @@ class RunActivities:
         row = await get_run(self._services.store, request.run_id)
         if row is None:
             raise final(FailureKind.INFRASTRUCTURE, f"the store has no run {request.run_id}")
-        if row.state in ENDED:
+        if not is_live(row.state):
             return row.state
         reason = request.reason
         if reason is not None and request.state in (RunState.PAUSED, RunState.CANCELLED):

@@ -9,7 +9,7 @@ completion may be long, its tokens are kept while it grows, and a retry after th
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, TypeAlias, TypeVar
 
 from temporalio import activity
 
@@ -25,7 +25,7 @@ from ..db.episodes import save_turn
 from ..db.errors import StoreUnreachable, WrongWeights
 from ..db.partial import load_partial, prompt_digest, save_partial
 from ..environments.loaded import LoadedEnvironment
-from ..inference.engines import Completion, SampleRequest
+from ..inference.engines import Completion, Engine, SampleRequest
 from ..inference.errors import EngineFailure, EngineFailureKind
 from ..inference.tokens import TokenRenderer
 from .entry import entered
@@ -34,6 +34,9 @@ from .keeping import STREAMED_ABOVE, continued, ended, keeping
 from .services import Services
 
 _STORE_AGAIN_S = 0.5
+
+Drawn: TypeAlias = tuple[Sampled, FinishReason, bool]
+"""What was sampled, why it ended, and whether parts of it were kept."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -72,8 +75,10 @@ class ModelActivities:
         budget = await self._budget(facts, renderer, environment, len(prompt.ids))
         if budget <= 0:
             return TurnResult(overflow=True, prompt_tokens=len(prompt.ids))
-        record, had_partial = await self._sample(facts, request.turn, renderer, environment, prompt, budget)
-        stored = await self._store(key, record, had_partial)
+        sampled = await self._sample(facts, request.turn, renderer, environment, prompt, budget)
+        if sampled is None:
+            return TurnResult(overflow=True, prompt_tokens=len(prompt.ids))
+        stored = await self._store(key, *sampled)
         return _result(stored, environment, len(prompt.ids))
 
     async def _budget(
@@ -94,8 +99,8 @@ class ModelActivities:
         environment: LoadedEnvironment,
         prompt: Prompt,
         budget: int,
-    ) -> tuple[TurnRecord, bool]:
-        """One completion as a record, and whether parts of it are in the store.
+    ) -> tuple[TurnRecord, bool] | None:
+        """One completion as a record, and whether parts of it are in the store; None where the engine has no room.
 
         Raises what Temporal should do about a failure.
         """
@@ -109,11 +114,11 @@ class ModelActivities:
             stop_token_ids=renderer.stop_token_ids,
         )
         try:
-            if budget > STREAMED_ABOVE:
-                sampled, finish, kept = await self._draw_long(facts.key, turn, request)
-            else:
-                sampled, finish = await self._draw(facts.key, request)
-                kept = False
+            draw = self._draw_long if budget > STREAMED_ABOVE else self._draw
+            drawn = await draw(facts.key, turn, request)
+            if drawn is None:
+                return None
+            sampled, finish, kept = drawn
             _refuse_unpinned(facts, sampled)
         except EngineFailure as failure:
             raise engine_failure(failure) from failure
@@ -137,20 +142,21 @@ class ModelActivities:
         )
         return record, kept
 
-    async def _draw(self, key: EpisodeKey, request: SampleRequest) -> tuple[Sampled, FinishReason]:
+    async def _draw(self, key: EpisodeKey, turn: int, request: SampleRequest) -> Drawn | None:
         """One completion from an engine of the run. Raises EngineFailure."""
         pool = await self._services.engines(key.run_id)
         async with pool.lease(key.workflow_id) as engine:
-            completion = await engine.sample(request)
+            fitted = await _fitted(engine, request)
+            if fitted is None:
+                return None
+            completion = await engine.sample(fitted)
             spans = await self._spans(key.run_id, completion, engine.engine_id)
-        return continued(None, completion, spans, engine.engine_id), completion.finish
+        return continued(None, completion, spans, engine.engine_id), completion.finish, False
 
-    async def _draw_long(
-        self, key: EpisodeKey, turn: int, request: SampleRequest
-    ) -> tuple[Sampled, FinishReason, bool]:
+    async def _draw_long(self, key: EpisodeKey, turn: int, request: SampleRequest) -> Drawn | None:
         """The same, streamed: begun where an earlier try broke off, and kept while it grows.
 
-        Also whether parts of it were kept. Where all of it was, no engine is asked.
+        Where all of it was kept, no engine is asked.
         """
         store = self._services.store
         digest = prompt_digest(request.prompt_ids)
@@ -167,6 +173,9 @@ class ModelActivities:
             )
         pool = await self._services.engines(key.run_id)
         async with pool.lease(key.workflow_id) as engine:
+            fitted = await _fitted(engine, request)
+            if fitted is None:
+                return None if begun is None else (begun, FinishReason.LENGTH, True)
 
             async def grown(completion: Completion) -> Sampled:
                 spans = await self._spans(key.run_id, completion, engine.engine_id)
@@ -176,7 +185,7 @@ class ModelActivities:
                 await save_partial(store, key, turn, PartialTurn(digest, await grown(completion)))
 
             async with keeping(save) as keeper:
-                completion = await engine.sample(request, keeper)
+                completion = await engine.sample(fitted, keeper)
             return await grown(completion), completion.finish, partial is not None or keeper.used
 
     async def _spans(self, run_id: str, completion: Completion, engine_id: str) -> tuple[VersionSpan, ...]:
@@ -209,6 +218,16 @@ class ModelActivities:
             return await _patiently(save)
         except WrongWeights as problem:
             raise waited_out("WrongWeights", str(problem)) from problem
+
+
+async def _fitted(engine: Engine, request: SampleRequest) -> SampleRequest | None:
+    """The request with no more tokens than this engine has room for, which may have been started with a smaller context
+    than its model's; None where the prompt alone fills that. Raises EngineFailure."""
+    limit = await engine.context_limit()
+    room = request.max_tokens if limit is None else limit - len(request.prompt_ids)
+    if room <= 0:
+        return None
+    return request if room >= request.max_tokens else replace(request, max_tokens=room)
 
 
 async def _patiently(work: Callable[P, Awaitable[T]], *args: P.args, **named: P.kwargs) -> T:

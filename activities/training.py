@@ -32,7 +32,7 @@ from ..contracts.ids import weight_label
 from ..contracts.messages import user
 from ..contracts.reasons import FailureKind
 from ..contracts.runfile import RunConfig, evaluated_version
-from ..contracts.states import EvaluationState
+from ..contracts.states import EvaluationState, is_live
 from ..contracts.training import SampleGroup, TrainerKind
 from ..db.batches import (
     Claim,
@@ -60,7 +60,6 @@ from ..trainer.problem import TrainerProblem
 from .admission import rollouts_over
 from .entry import entered
 from .failures import final, waited_out
-from .runs import ENDED
 from .services import Services
 
 _log = logging.getLogger("atropos.trainer")
@@ -85,7 +84,7 @@ class LeaseActivities:
         store, run_id, started = self._services.store, request.run_id, time.monotonic()
         while True:
             state = await run_state(store, run_id)
-            if state is None or state in ENDED:
+            if state is None or not is_live(state):
                 return Lease(done=True)
             config = (await self._services.run(run_id)).config
             if config.trainer.kind is TrainerKind.EXTERNAL:

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ..contracts.runfile import RunConfig
-from ..contracts.states import RunState
+from ..contracts.states import RunState, is_live
 from ..settings import load_settings
 from . import access
 from .demo_run import EPISODES, STEPS, control_run, demo_run, demo_size
@@ -172,8 +172,8 @@ async def _one(
 async def _end_earlier(store: "Store", client: "Client") -> None:
     """Cancel what an interrupted demo left unfinished: this one's workers would go on with it beside their own."""
     from ..db.runs import list_runs
-    from .run_steer import ENDED, cancel
+    from .run_steer import cancel
 
     for row in await list_runs(store):
-        if row.state not in ENDED:
+        if is_live(row.state):
             await cancel(store, client, row, "another demo was started")

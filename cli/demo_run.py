@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..contracts.runfile import RunConfig, parse_run
+from .policy_recipe import COMPLETION, TEMPERATURE
 
 ENVIRONMENT: Final = "calculator"
 STEPS: Final = 60
@@ -22,15 +23,11 @@ EVALUATED: Final = 256
 CONTROL_STEPS: Final = 3
 _AT_ONCE: Final = 64
 """Requests in flight: what the engine batches on a few cores without starving the workers beside it."""
-_COMPLETION: Final = 48
-"""Tokens of one completion; a correct call of the tool has about 14."""
 _LEARNING_RATE: Final = 7e-4
 _WARMUP: Final = 10
 """Steps. Without them the first figures would show what was learnt already."""
 _BETAS: Final = (0.9, 0.99)
 """A long memory of the gradient's size: late steps have few groups and so large gradients."""
-_TEMPERATURE: Final = 0.8
-"""At 1 much of what the trained policy gets wrong is one token drawn from the tail."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +78,7 @@ def _document(policy: Path, engine: str, groups: int, seed: int, steps: int, lr:
         "model": {"path": str(policy)},
         "engines": [{"kind": "dev", "url": engine, "concurrency": _AT_ONCE}],
         "environments": [{"id": ENVIRONMENT, "group_size": MEMBERS}],
-        "sampling": {"temperature": _TEMPERATURE, "max_tokens": _COMPLETION},
+        "sampling": {"temperature": TEMPERATURE, "max_tokens": COMPLETION},
         "batch": {"groups": groups, "when_short": "train", "resample_cap": 1},
         "staleness": {"max": 1},
         "trainer": {"kind": "builtin", "steps": steps, "optim": optim},

@@ -15,7 +15,7 @@ from temporalio.exceptions import WorkflowAlreadyStartedError
 from ..activities.runs import cancel_open_groups, workflow_status
 from ..activities.services import Services
 from ..contracts.queues import WORKFLOWS
-from ..contracts.states import EvaluationState, IllegalTransition, RunState
+from ..contracts.states import EvaluationState, IllegalTransition, RunState, is_live
 from ..contracts.workflows import RUN_WORKFLOW
 from ..db.evaluations import finish_evaluation, list_evaluations
 from ..db.runs import RunRow, list_runs, set_run_state
@@ -31,7 +31,7 @@ async def resume_runs(services: Services) -> list[str]:
     """
     started = []
     for row in await list_runs(services.store, limit=_LOOKED_AT):
-        if row.state not in (RunState.RUNNING, RunState.PAUSED):
+        if not is_live(row.state):
             continue
         status = await workflow_status(services.client, row.run_id)
         if status is None:

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from ..contracts.base import MOST
 from ..contracts.runfile import RunConfig, RunFileError, parse_run
-from ..contracts.states import LONGEST_REASON, RunState
+from ..contracts.states import LONGEST_REASON, RunState, is_live
 from ..contracts.text import printable
 from ..settings import Settings, load_settings
 from . import access
@@ -241,7 +241,7 @@ def why(run: _Run) -> None:
                 raise
             return [f"{run_id}: {sentence}" for sentence in await run_steer.why_unregistered(client, run_id)]
         told = await run_steer.why(row, client)
-        told += [] if row.state in run_steer.ENDED else [*engines, *problem]
+        told += [*engines, *problem] if is_live(row.state) else []
         return [f"{row.run_id}: {sentence}" for sentence in (*told, *(f"Note: {text}." for text in noted))]
 
     for sentence in asyncio.run(ask()):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ..contracts.ids import rollout_workflow_id, trainer_workflow_id
 from ..contracts.queues import QUEUE_OF
-from ..contracts.states import EngineState, RunState
+from ..contracts.states import EngineState, RunState, is_live
 from ..contracts.workflows import RUN_WORKFLOW, RunProgress
 from .errors import CommandError
 from .run_retries import retried
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 _ANSWERS_S: Final = 3.0
 """A worker with nothing else to do answers a query within milliseconds."""
 _UPDATE_S: Final = 20.0
-ENDED: Final = (RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED)
 AnswerT = TypeVar("AnswerT")
 
 
@@ -37,7 +36,7 @@ async def why(row: "RunRow", client: "Client | None") -> list[str]:
 
     Without a client only the row is asked.
     """
-    if row.state in ENDED:
+    if not is_live(row.state):
         return [f"It is {row.state}{f': {row.reason}' if row.reason else ''}."]
     told = []
     if row.state is RunState.PAUSED:
@@ -170,7 +169,7 @@ async def update(client: "Client", row: "RunRow", name: str, arguments: Sequence
     from temporalio.exceptions import ApplicationError
     from temporalio.service import RPCError, RPCStatusCode
 
-    if row.state in ENDED:
+    if not is_live(row.state):
         raise CommandError(f"{row.run_id} is {row.state} and cannot be changed any more.")
     missing = await workflow_trouble(client, row.run_id) or await no_worker(client)
     if missing is not None:
@@ -198,7 +197,7 @@ async def cancel(store: "Store", client: "Client | None", row: "RunRow", reason:
     """Cancel a run, by its workflow where somebody runs it, else on its row. Returns a note on what is left to do."""
     from ..db.runs import set_run_state
 
-    if row.state in ENDED:
+    if not is_live(row.state):
         raise CommandError(f"{row.run_id} is {row.state} already.")
     trouble: str | None = "Temporal does not answer."
     if client is not None:

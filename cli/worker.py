@@ -36,6 +36,8 @@ from ..inference.control import EngineControl
 from ..inference.engines import EngineAddress
 from ..inference.vllm import connect_engine
 from ..settings import Settings, SettingsError, load_settings, mask_url, secret_from_environment
+from ..trainer.learner import warm_up
+from ..trainer.problem import TrainerProblem
 from ..workflows.plugin import WORKFLOWS
 from .main import run_to_exit
 from .resume import resume_runs
@@ -50,6 +52,9 @@ _LOCAL_SLOTS = 100
 _WORKFLOW_TASKS = 40
 _WORKFLOW_THREADS = 4
 """Workflow code is Python and takes no time: more threads only wait for the interpreter, and keep the loop waiting."""
+_BEATS_HELD_BACK = timedelta(seconds=1)
+"""The SDK holds heartbeats back for up to four fifths of their timeout, which leaves a trainer that is short of CPU too
+little of it. It does one thing at a time, so its beats cost nothing."""
 USER_ERRORS = (TemporalUnready, StoreError, SettingsError, StackError, EnvironmentProblem)
 """What is shown as its sentence alone."""
 
@@ -91,6 +96,7 @@ def worker_of(
         workflow_task_executor=ThreadPoolExecutor(_WORKFLOW_THREADS, "workflow") if serves_workflows else None,
         max_concurrent_activities=slots[role],
         max_concurrent_local_activities=_LOCAL_SLOTS,
+        max_heartbeat_throttle_interval=_BEATS_HELD_BACK if role is WorkerRole.TRAINER else timedelta(seconds=60),
         graceful_shutdown_timeout=timedelta(seconds=settings.shutdown_grace_s),
     )
 
@@ -124,6 +130,8 @@ async def serving(
     )
     async with AsyncExitStack() as stack:
         stack.push_async_callback(services.close)
+        if WorkerRole.TRAINER in roles:
+            await _load_torch()
         if queues or {WorkerRole.WORKFLOWS, WorkerRole.TOOLS} & set(roles):
             await services.inline.open(settings.home.expanduser().absolute() / "inline", mask_url(database))
         for role in roles:
@@ -135,6 +143,15 @@ async def serving(
                 _log.info("run %s goes on: Temporal did not know it any more", run_id)
         _log.info("serving %s", ", ".join(roles))
         yield services
+
+
+async def _load_torch() -> None:
+    """Before there is work: a step that a dead trainer left behind is taken up at once, and no import, which holds the
+    interpreter for a while, delays a heartbeat."""
+    try:
+        await asyncio.to_thread(warm_up)
+    except TrainerProblem as problem:
+        _log.warning("no run can be trained here: %s", problem)
 
 
 async def serve(

@@ -74,7 +74,7 @@ PREPARE_TRAINING: Final = Activity(
     TrainingPlan,
     queues.TRAINER,
     timeout=timedelta(hours=2),
-    heartbeat=timedelta(seconds=6),
+    heartbeat=timedelta(seconds=4),
 )
 """Loads the weights that the run begins with and writes version 0, unless it is there."""
 LEASE_BATCH: Final = Activity(
@@ -82,7 +82,7 @@ LEASE_BATCH: Final = Activity(
 )
 """Waits up to half a minute for a batch."""
 TRAIN_STEP: Final = Activity(
-    "train_step", BatchRef, StepResult, queues.TRAINER, timeout=timedelta(hours=12), heartbeat=timedelta(seconds=6)
+    "train_step", BatchRef, StepResult, queues.TRAINER, timeout=timedelta(hours=12), heartbeat=timedelta(seconds=4)
 )
 """A trainer that dies is noticed within its heartbeat; one that only seems dead is fenced off and commits nothing."""
 PUBLISH: Final = Activity(

@@ -41,7 +41,7 @@ class ModelConfig(Strict):
     renderer: str = "auto"
     """`auto`, or the name of a chat format of the `renderers` library (qwen3, llama_3, …)."""
     context: int | None = Field(default=None, ge=8, le=MOST)
-    """Longest prompt plus completion; default: what the engine reports."""
+    """Longest prompt plus completion; default: the model's own limit. An engine's, if smaller, applies besides."""
     init_from: str | None = None
     """Folder of a checkpoint to begin with instead of `path`'s weights; `atropos run fork` fills it in."""
 

@@ -166,6 +166,14 @@ class IllegalTransition(ValueError):
     """A state change that no arrow of the table allows."""
 
 
+LIVE_RUNS: Final = tuple(state for state in RunState if TRANSITIONS[RunState][state])
+"""States that an arrow leads out of: the run has not ended."""
+
+
+def is_live(state: RunState) -> bool:
+    return state in LIVE_RUNS
+
+
 def sources(new: StrEnum) -> frozenset[StrEnum]:
     """The states of the same kind from which `new` may be reached."""
     return frozenset(old for old, targets in TRANSITIONS[type(new)].items() if new in targets)

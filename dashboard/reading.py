@@ -13,7 +13,7 @@ from typing import Final
 from ..contracts.base import MOST
 from ..contracts.ids import EpisodeKey, GroupKey
 from ..contracts.records import EpisodeFacts
-from ..contracts.states import GroupState
+from ..contracts.states import GroupState, is_live
 from ..contracts.text import printable
 from ..db.curves import RunCurves, rates
 from ..db.engines import engines_of
@@ -22,7 +22,7 @@ from ..db.errors import Unknown
 from ..db.evaluations import list_evaluations
 from ..db.groups import load_group
 from ..db.overview import RunFigures, group_answers, group_lines, run_figures, run_heads
-from ..db.runs import RunRow, get_run, is_live, unknown_run
+from ..db.runs import RunRow, get_run, unknown_run
 from ..db.shown import Shown, load_shown
 from ..db.store import Store
 from ..inference.words import decoder

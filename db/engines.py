@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ..contracts.records import EngineRecord
 from ..contracts.runfile import EngineConfig
-from ..contracts.states import EngineState, IllegalTransition, RunState, sources
+from ..contracts.states import LIVE_RUNS, EngineState, IllegalTransition, sources
 from .encoding import clean, clean_or_none
 from .errors import Unknown
 from .models import Engine, PolicyVersion, Run
@@ -78,7 +78,7 @@ async def engines_in_use(store: Store) -> list[tuple[str, str]]:
     live = (
         select(Engine.url, Engine.run_id)
         .join(Run, Run.run_id == Engine.run_id)
-        .where(Run.state.in_((RunState.RUNNING, RunState.PAUSED)), Engine.state != EngineState.REMOVED)
+        .where(Run.state.in_(LIVE_RUNS), Engine.state != EngineState.REMOVED)
         .order_by(Run.created_at)
     )
     async with store.begin() as connection:

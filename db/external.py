@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..contracts.ids import weight_label
+from ..contracts.states import is_live
 from ..contracts.training import SampleGroup, TrainerKind
 from .batches import (
     Claim,
@@ -29,7 +30,7 @@ from .batches import (
 )
 from .errors import Refused
 from .publishing import add_first_version
-from .runs import RunRow, get_run, is_live, run_state, unknown_run
+from .runs import RunRow, get_run, run_state, unknown_run
 from .samples import read_batch
 from .store import Store
 

@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from ..contracts.states import OPEN_GROUPS, EpisodeState, EvaluationState, RunState
+from ..contracts.states import OPEN_GROUPS, EpisodeState, EvaluationState, RunState, is_live
 from ..contracts.training import TrainerKind
-from .runs import is_live, unknown_run
+from .runs import unknown_run
 from .store import Store
 
 _RUN: Final = "SELECT state, config->'trainer'->>'kind' FROM runs WHERE run_id = %(run)s"

@@ -12,7 +12,7 @@ from sqlalchemy import select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ..contracts.runfile import RunConfig, RunFileError, why_no_run_id
-from ..contracts.states import RunState
+from ..contracts.states import LIVE_RUNS
 from .engines import insert_engines
 from .models import Run
 from .runs import NewEnvironment, RunRow, insert_run
@@ -55,8 +55,7 @@ async def engine_taken(store: Store, config: RunConfig, run_id: str = "") -> str
 
 async def _taken(connection: AsyncConnection, run_id: str, config: RunConfig) -> str | None:
     wanted = {_place(engine.url): engine.url for engine in config.engines}
-    live = [RunState.RUNNING, RunState.PAUSED]
-    for other in await connection.execute(_OTHERS, {"run": run_id, "live": live}):
+    for other in await connection.execute(_OTHERS, {"run": run_id, "live": list(LIVE_RUNS)}):
         url = wanted.get(_place(other.url))
         if url is not None and (config.trains or other.trains):
             does = "trains it" if other.trains else "samples with its weights"

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ..contracts.limits import Limits
 from ..contracts.runfile import RunConfig, RunFileError
-from ..contracts.states import IllegalTransition, RunState, sources
+from ..contracts.states import IllegalTransition, RunState, is_live, sources
 from ..contracts.tasks import content_hash
 from .encoding import clean_or_none, encode
 from .errors import Refused, RunExists, Unknown
@@ -30,7 +30,6 @@ __all__ = [
     "create_run",
     "get_run",
     "insert_run",
-    "is_live",
     "list_runs",
     "run_state",
     "run_summary",
@@ -169,11 +168,6 @@ async def set_run_state(store: Store, run_id: str, new: RunState, reason: str | 
     if state != new:
         raise IllegalTransition(f"The run {run_id} is {state} and cannot become {new}.")
     return new
-
-
-def is_live(state: RunState) -> bool:
-    """Whether any arrow leads out of `state`: it has not ended."""
-    return any(state in sources(other) for other in RunState)
 
 
 async def tune_run(store: Store, run_id: str, concurrency: int | None, weights: Mapping[str, float]) -> RunRow:

@@ -19,8 +19,9 @@ def generate(
     max_tokens: int,
     stop_ids: Sequence[int],
     generator: torch.Generator,
+    temperature: float = 1.0,
 ) -> list[list[int]]:
-    """Draw one completion a prompt at temperature 1, each ending with its stop token or after `max_tokens`."""
+    """Draw one completion a prompt at a temperature above 0, each ending with its stop token or after `max_tokens`."""
     out: list[list[int]] = [[] for _ in prompts]
     if not prompts or max_tokens < 1:
         return out
@@ -42,7 +43,7 @@ def generate(
             logits_to_keep=1,
             **{argument: cache},
         )
-        drawn_B = torch.multinomial(torch.softmax(output.logits[:, -1], -1), 1, generator=generator)[:, 0]
+        drawn_B = torch.multinomial(torch.softmax(output.logits[:, -1] / temperature, -1), 1, generator=generator)[:, 0]
         for row, token in zip(rows.tolist(), drawn_B.tolist(), strict=True):
             out[row].append(token)
         going = (~torch.isin(drawn_B, stops)).nonzero()[:, 0]

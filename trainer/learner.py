@@ -131,6 +131,13 @@ class Learner:
                 )
 
 
+def warm_up() -> None:
+    """Import what a Learner works with, which takes seconds. Raises TrainerProblem where something is not installed."""
+    _need_torch()
+    for name in ("packing", "state", "step"):
+        importlib.import_module(f".{name}", __package__)
+
+
 def _about(groups: Sequence[SampleGroup], rows: Sequence["Row"]) -> dict[str, float]:
     """What the batch was made of."""
     rewards = [one.reward for group in groups for one in group.episodes if one.reward is not None]

@@ -8,23 +8,25 @@ from typing import Any
 
 import pytest
 from atropos.cli.main import app
-from atropos.environments.registry import load
 from typer.testing import CliRunner, Result
 
-from ..support.scripted import make_model, scripted_engine
-from ..support.world import ENVIRONMENTS, World, new_namespace
+from ..support.world import World, scripted_world
 
 Atropos = Callable[..., Any]
+
+
+def says_in_colour(prompt: str, turn: int) -> str:
+    """With a control sequence, which no terminal may get to see."""
+    return f"\x1b[31mturn {turn}"
 
 
 @pytest.fixture(scope="module")
 async def world(
     temporal_address: str, database_url: str, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[World]:
-    tools = load(f"{ENVIRONMENTS}:Answers").spec.tool_specs()
-    model = make_model(tmp_path_factory.mktemp("model"), tools)
-    async with scripted_engine(model, lambda prompt, turn: f"\x1b[31mturn {turn}") as engine:
-        yield World(await new_namespace(temporal_address), database_url, engine)
+    folder = tmp_path_factory.mktemp("model")
+    async with scripted_world(temporal_address, database_url, folder, "Answers", says_in_colour) as world:
+        yield world
 
 
 @pytest.fixture

@@ -89,6 +89,7 @@ async def test_an_unknown_run_is_one_sentence(atropos: Atropos, run_id: str) -> 
 async def test_of_two_exports_to_one_new_file_one_is_told_that_it_is_there(
     database_url: str, run_id: str, tmp_path: Path
 ) -> None:
+    """Two processes, as from two shells."""
     path = tmp_path / "both.jsonl"
     found = await asyncio.gather(
         *(export(database_url, PIPE, "sft-gen", run_id, "--out", str(path), "--limit", str(rows)) for rows in (1, 2))

@@ -13,11 +13,10 @@ import httpx
 import pytest
 from atropos.contracts.ids import EpisodeKey
 from atropos.db.store import Store, open_store
-from atropos.environments.registry import load
 from playwright.async_api import Browser
 
-from ..support.scripted import make_model, scripted_engine
-from ..support.world import ENVIRONMENTS, World, new_namespace
+from ..support.scripted import make_model
+from ..support.world import World, scripted_world
 from .browser import chromium
 from .hostile import hostile_run
 
@@ -32,14 +31,17 @@ class Dashboard:
 Serve = Callable[..., AbstractAsyncContextManager[Dashboard]]
 
 
+def says_its_turn(prompt: str, turn: int) -> str:
+    return f"turn {turn}"
+
+
 @pytest.fixture(scope="module")
 async def world(
     temporal_address: str, database_url: str, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[World]:
-    tools = load(f"{ENVIRONMENTS}:Placed").spec.tool_specs()
-    model = make_model(tmp_path_factory.mktemp("model"), tools)
-    async with scripted_engine(model, lambda prompt, turn: f"turn {turn}") as engine:
-        yield World(await new_namespace(temporal_address), database_url, engine)
+    folder = tmp_path_factory.mktemp("model")
+    async with scripted_world(temporal_address, database_url, folder, "Placed", says_its_turn) as world:
+        yield world
 
 
 @pytest.fixture(scope="module")

@@ -53,6 +53,7 @@ def test_it_fits_the_code(deployment: Deployment) -> None:
         ("temporal:7233", "temporal:7234", "speaks to temporal:7234"),
         ("@postgres:5432", "@database:5432", "speaks to database, which is no service"),
         ('-p, "5432"', '-p, "5433"', "its check asks port 5433"),
+        ("8080/healthz", "8081/healthz", "its check asks port 8081"),
         ("127.0.0.1:8080:8080", "8080:8080", "open to the network"),
         ("127.0.0.1:8080:8080", "127.0.0.1:8080:80", "publishes 80"),
         ("./deploy/postgres/temporal.sh", "./deploy/postgres/temporal.sql", "is not in the repository"),

@@ -24,6 +24,8 @@ from starlette.routing import Route
 from transformers import PreTrainedTokenizerFast
 
 _TURN = re.compile(r"/turn/(\d+)/")
+NO_LIMIT = 2**20
+"""Tokens of context that no test fills."""
 Script = Callable[[str, int], str]
 EngineT = TypeVar("EngineT", bound="ScriptedEngine")
 
@@ -61,6 +63,8 @@ class ScriptedEngine:
     streamed: list[list[int]] = field(default_factory=list)
     """What each streamed completion sent, as far as it came."""
     label: str = "default"
+    context: int = NO_LIMIT
+    """What it says of its longest prompt plus completion, and refuses what leaves no room in."""
     requests: list[dict[str, Any]] = field(default_factory=list)
     url: str = ""
 
@@ -88,6 +92,8 @@ class ScriptedEngine:
             return self.failures.pop(0)
         if self.delay_s:
             await asyncio.sleep(self.delay_s)
+        if len(body["token_ids"]) + body["sampling_params"]["max_tokens"] > self.context:
+            return JSONResponse({"error": f"longer than the maximum model length of {self.context}"}, 400)
         found = _TURN.search(body["request_id"])
         turn = int(found[1]) if found else 0
         if turn == self.held_turn:
@@ -155,7 +161,7 @@ class ScriptedEngine:
         return JSONResponse({"weight_version": self.label, "incarnation": "scripted"})
 
     async def _models(self, request: Request) -> Response:
-        return JSONResponse({"data": [{"id": "policy", "max_model_len": 2048}]})
+        return JSONResponse({"data": [{"id": "policy", "max_model_len": self.context}]})
 
 
 def _event(body: dict[str, Any]) -> bytes:

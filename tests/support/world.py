@@ -19,6 +19,7 @@ from atropos.cli.worker import AS_IT_IS, Replaced, serving
 from atropos.contracts.ids import EpisodeKey
 from atropos.contracts.queues import WORKFLOWS, WorkerRole
 from atropos.contracts.workflows import RUN_WORKFLOW, RunResult
+from atropos.environments.registry import load
 from atropos.settings import load_settings
 from atropos.workflows.plugin import AtroposPlugin
 from psycopg import sql
@@ -27,7 +28,7 @@ from temporalio.client import Client, WorkflowHandle, WorkflowHistory
 
 from . import environments
 from .fault_worker import worker_process
-from .scripted import ScriptedEngine
+from .scripted import Script, ScriptedEngine, make_model, scripted_engine
 
 ROLES = tuple(WorkerRole)
 TABLES = ("groups", "episodes", "turns", "segments", "tool_calls", "scores", "evaluation_samples", "late_results")
@@ -45,6 +46,16 @@ async def new_namespace(address: str) -> Client:
     request.workflow_execution_retention_period.FromTimedelta(timedelta(days=30))
     await first.workflow_service.register_namespace(request)
     return await Client.connect(address, namespace=name, plugins=[AtroposPlugin()])
+
+
+@asynccontextmanager
+async def scripted_world(
+    address: str, database: str, folder: Path, environment: str, script: Script
+) -> AsyncIterator["World"]:
+    """A world whose model, made in `folder`, knows the tools of one of the test environments and says `script`."""
+    model = make_model(folder, load(f"{ENVIRONMENTS}:{environment}").spec.tool_specs())
+    async with scripted_engine(model, script) as engine:
+        yield World(await new_namespace(address), database, engine)
 
 
 @dataclass

@@ -53,6 +53,28 @@ def test_a_row_ends_with_its_stop_token_or_is_cut(sharp: LlamaForCausalLM) -> No
         assert len(said) <= 6
 
 
+def test_a_temperature_divides_the_logits() -> None:
+    """Ten thousand first tokens of an even model: at a half its probabilities are squared and normed again."""
+    torch.manual_seed(3)
+    config = LlamaConfig(vocab_size=4, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
+    model = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        model.lm_head.weight.mul_(20)
+        probability = torch.softmax(model(torch.tensor([[1, 2]])).logits[0, -1], -1)
+    said = generate(
+        model,
+        [[1, 2]] * 10_000,
+        max_tokens=1,
+        stop_ids=[3],
+        generator=torch.Generator().manual_seed(1),
+        temperature=0.5,
+    )
+    drawn = torch.bincount(torch.tensor(said)[:, 0], minlength=4) / len(said)
+    squared = probability**2 / (probability**2).sum()
+    assert (probability - squared).abs().max() > 0.05
+    torch.testing.assert_close(drawn, squared, atol=0.02, rtol=0)
+
+
 def test_nothing_asked_gives_nothing(sharp: LlamaForCausalLM) -> None:
     assert draw(sharp, [], [31]) == []
     assert draw(sharp, [[1]], [31], max_tokens=0) == [[]]

@@ -138,6 +138,22 @@ async def test_a_budget_that_was_used_up_asks_no_engine_again(world: World) -> N
     assert (len(turn.sampled), turn.finish) == (budget, FinishReason.LENGTH)
 
 
+async def test_a_long_answer_ends_where_the_engine_has_no_more_room(world: World) -> None:
+    """Its context is smaller than its model's, and it refuses what is longer."""
+    world.engine.context, world.engine.breaks_after = 600, [300]
+    async with world.workers(), asyncio.timeout(WAIT_S):
+        broken = await world.run(document(world))
+        room = world.engine.context - len(world.engine.requests[0]["token_ids"])
+        world.engine.requests.clear()
+        world.engine.breaks_after = [room]
+        full = await world.run(document(world))
+    assert len(world.engine.requests) == 1
+    for run in (broken, full):
+        facts = await played(world, run.run_id)
+        [turn] = facts.turns
+        assert (len(turn.sampled), turn.finish, facts.failure) == (room, FinishReason.LENGTH, None)
+
+
 async def test_a_store_that_is_away_holds_nothing_up_and_the_next_prefix_is_tried() -> None:
     tries: asyncio.Queue[Completion] = asyncio.Queue()
 

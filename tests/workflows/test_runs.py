@@ -25,7 +25,7 @@ from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import Replayer
 
-from ..support.scripted import tool_call
+from ..support.scripted import NO_LIMIT, tool_call
 from ..support.world import World
 from .conftest import looks_twice
 
@@ -40,6 +40,7 @@ async def services(world: World) -> AsyncIterator[Services]:
 def _usual_words(world: World) -> Iterator[None]:
     yield
     world.engine.script, world.engine.down, world.engine.delay_s = looks_twice, False, 0.0
+    world.engine.context = NO_LIMIT
     world.engine.failures.clear()
 
 
@@ -187,6 +188,25 @@ async def test_limits_end_an_episode_and_what_exists_is_scored(world: World, ser
         assert facts.status is EpisodeState.DONE
         assert facts.stop in (stop, StopReason.LENGTH), (limits, facts.stop)
         assert facts.reward == 0.0
+
+
+async def test_an_engine_with_less_context_than_its_model_ends_an_episode_and_pauses_no_run(
+    world: World, services: Services
+) -> None:
+    world.engine.script = lambda prompt, turn: tool_call("look", at=turn)
+    document = world.document("Effects", environment={"group_size": 1}, budget={"groups": 1})
+    world.engine.requests.clear()
+    await world.run(document)
+    second = next(one for one in world.engine.requests if "/turn/1/" in one["request_id"])
+    world.engine.context = len(second["token_ids"])
+    result = await asyncio.wait_for(world.run(document), 30)
+    facts = await episode(services, result.run_id)
+    assert (result.state, facts.status, facts.stop) == (
+        RunState.COMPLETED,
+        EpisodeState.DONE,
+        StopReason.CONTEXT_OVERFLOW,
+    )
+    assert (len(facts.turns), facts.reward) == (1, 0.0)
 
 
 @pytest.mark.parametrize(
