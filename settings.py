@@ -9,6 +9,7 @@ Secrets are `SecretStr`: they never appear in a log, a repr or an error sentence
 """
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 
 _POSTGRES_SCHEMES: Final = frozenset({"postgresql", "postgres", "postgresql+psycopg"})
+_ADDRESS: Final = re.compile(r"(?:[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.%a-z]+\]):(?P<port>[0-9]{1,5})")
+_LARGEST_PORT: Final = 65_535
 _SECRET_QUERY_KEYS: Final = frozenset({"password", "sslpassword"})
 
 
@@ -157,11 +160,20 @@ def temporal_profile() -> TemporalProfile:
             f"Temporal's client configuration cannot be read ({error}); check TEMPORAL_PROFILE, "
             "TEMPORAL_CONFIG_FILE and the profile file."
         ) from None
-    return TemporalProfile(
-        address=profile.address or None,
-        namespace=profile.namespace or "default",
-        source="TEMPORAL_ADDRESS" if from_environment else "profile file",
-    )
+    source = "TEMPORAL_ADDRESS" if from_environment else "profile file"
+    if profile.address:
+        _refuse_no_address(profile.address, source)
+    return TemporalProfile(address=profile.address or None, namespace=profile.namespace or "default", source=source)
+
+
+def _refuse_no_address(address: str, source: str) -> None:
+    """Raise SettingsError unless it is `host:port`: the SDK would say so in the words of its own parser."""
+    found = _ADDRESS.fullmatch(address)
+    if found is not None and 1 <= int(found["port"]) <= _LARGEST_PORT:
+        return
+    what = "TEMPORAL_ADDRESS" if source == "TEMPORAL_ADDRESS" else "The address in Temporal's profile file"
+    shown = "" if "@" in address else f", not {address[:60]!r}"  # before an @ there may be a password
+    raise SettingsError(f"{what} is not usable: it must look like host:port, such as 127.0.0.1:7233{shown}.")
 
 
 def temporal_connect_config(address: str | None = None) -> "ClientConnectConfig":

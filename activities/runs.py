@@ -29,7 +29,8 @@ from ..contracts.activities import (
 )
 from ..contracts.reasons import FailureKind
 from ..contracts.runfile import EnvironmentConfig, RunConfig, RunFileError, parse_run
-from ..contracts.states import GroupState, RunState, is_live
+from ..contracts.states import LONGEST_REASON, GroupState, RunState, is_live
+from ..contracts.text import shortened
 from ..db.errors import RunExists
 from ..db.events import add_event
 from ..db.groups import GroupRow, close_group, fail_orphans, failing_streak, open_groups
@@ -191,10 +192,11 @@ class RunActivities:
             raise final(FailureKind.INFRASTRUCTURE, f"the store has no run {request.run_id}")
         if not is_live(row.state):
             return row.state
-        state = await set_run_state(self._services.store, request.run_id, request.state, request.reason)
-        await set_waiting(
-            self._services.store, request.run_id, request.reason if state is RunState.PAUSED else None, state
-        )
+        reason = request.reason
+        if reason is not None and request.state in (RunState.PAUSED, RunState.CANCELLED):
+            reason = shortened(reason, LONGEST_REASON)  # a person's, and whoever updates a workflow can say any length
+        state = await set_run_state(self._services.store, request.run_id, request.state, reason)
+        await set_waiting(self._services.store, request.run_id, reason if state is RunState.PAUSED else None, state)
         return state
 
     @activity.defn(name=TUNE_RUN.name)

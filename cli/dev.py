@@ -11,20 +11,24 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from ..contracts.base import MOST
+from ..contracts.text import printable
 from ..settings import load_settings
-from .dashboard import installed
+from .dashboard import INSTALL, installed
 from .errors import CommandError
 from .stack import commands
 from .stack.addresses import resolve_addresses
 from .stack.apps import check_model
-from .stack.files import explain_os_errors
+from .stack.files import StackHome, explain_os_errors
 from .stack.options import StackOptions
 from .stack.render import render_down, render_status, render_up, show_progress
+from .up_options import kept_by_running, refuse_contradictions, refuse_idle
 
 _Port = typer.Option(min=1, max=65_535, help="Default: a free port, kept for the next time.")
 
 
 def up(
+    context: typer.Context,
     model: Annotated[
         Path | None,
         typer.Option(help="Folder of the model to serve; default: a tiny policy made on first use."),
@@ -32,7 +36,7 @@ def up(
     engine: Annotated[bool, typer.Option(help="Start the dev engine.")] = True,
     workers: Annotated[bool, typer.Option(help="Start workers.")] = True,
     dashboard: Annotated[bool, typer.Option(help="Start the dashboard, where it is installed.")] = True,
-    seed: Annotated[int, typer.Option(help="Seed of the tiny policy, where it has to be made.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MOST, help="Seed of the tiny policy, where it has to be made.")] = 0,
     temporal_port: Annotated[int | None, _Port] = None,
     ui_port: Annotated[int | None, _Port] = None,
     postgres_port: Annotated[int | None, _Port] = None,
@@ -41,6 +45,10 @@ def up(
 ) -> None:
     """Start the stack, or find it running."""
     settings = load_settings()
+    given = {name: value for name, value in context.params.items() if _typed(context, name)}
+    refuse_contradictions(given)
+    if not installed() and (given.get("dashboard") or "dashboard_port" in given):
+        raise CommandError(f"The dashboard is not installed; run: {INSTALL}")
     options = StackOptions(
         engine_model=model,
         workers=workers,
@@ -51,11 +59,10 @@ def up(
         engine_port=engine_port,
         dashboard_port=dashboard_port,
     )
-    if model is not None and not engine:
-        raise CommandError("--model names what the engine serves and --no-engine starts none; leave one of them out.")
     if model is not None:
         check_model(model)
     addresses = resolve_addresses(settings)
+    refuse_idle(given, addresses)
     if engine and model is None and addresses.engine.value is None:
         from .progress import tiny_policy
 
@@ -69,6 +76,14 @@ def up(
     if options.engine_model is not None and not result.already_running:
         link_model(settings.home, options.engine_model)
     render_up(result, Console())
+    kept = kept_by_running(given, StackHome(settings.home), result.state) if result.already_running else None
+    if kept is not None:
+        typer.echo(f"Note: {printable(kept)}", err=True)
+
+
+def _typed(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def link_model(home: Path, model: Path) -> None:
@@ -88,11 +103,13 @@ def down() -> None:
 def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show the stack; the exit code is 1 where something that should answer does not."""
+    """Show the stack; the exit code is 1 where none is running, or something that should answer does not."""
     found = commands.status(load_settings())
     if as_json:
         typer.echo(found.model_dump_json(indent=2))
     else:
         render_status(found, Console())
+    if not found.there:
+        raise CommandError(f"No stack is running in {found.home}; `atropos up` starts one.")
     if not found.healthy:
         raise typer.Exit(1)

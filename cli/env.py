@@ -22,6 +22,7 @@ import yaml
 from rich.console import Console
 from rich.text import Text
 
+from ..contracts.base import MOST
 from ..contracts.context import Context, JudgeUnavailable
 from ..contracts.episode import Episode
 from ..contracts.limits import Limits
@@ -38,6 +39,10 @@ from .env_policies import EchoPolicy, EnginePolicy, HumanPolicy, PolicyError, Sc
 from .env_show import Printer, content_of, spec_table
 
 app = typer.Typer(no_args_is_help=True, help="Try, check and list environments.")
+
+
+_MOST_COMPARED = 100_000
+"""Keys of three splits are held at once and each task is made: minutes already for a slow environment."""
 
 
 class PolicyName(StrEnum):
@@ -214,16 +219,16 @@ Set = Annotated[list[str] | None, typer.Option("--set", help="key=value of the e
 def try_command(
     ref: Ref,
     split: Annotated[Split, typer.Option(help="Which tasks.")] = Split.TRAIN,
-    index: Annotated[int, typer.Option(min=0, help="Which task of the split.")] = 0,
-    seed: Annotated[int, typer.Option(help="Seed of ctx.rng and of the scripted policy.")] = 0,
+    index: Annotated[int, typer.Option(min=0, max=MOST, help="Which task of the split.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MOST, help="Seed of ctx.rng and of the scripted policy.")] = 0,
     set_: Set = None,
     policy: Annotated[PolicyName | None, typer.Option(help="Who plays without an engine.")] = None,
     engine: Annotated[str | None, typer.Option(help="URL of an OpenAI-compatible server.")] = None,
     model: Annotated[str | None, typer.Option(help="Model name there; default: the first it lists.")] = None,
     api_key_env: Annotated[str | None, typer.Option(help="Variable that holds the engine's key.")] = None,
     temperature: Annotated[float, typer.Option(min=0.0)] = 1.0,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of one completion.")] = 1024,
-    turns: Annotated[int | None, typer.Option(min=1, help="Model calls at most.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, max=MOST, help="Tokens of one completion.")] = 1024,
+    turns: Annotated[int | None, typer.Option(min=1, max=MOST, help="Model calls at most.")] = None,
 ) -> None:
     """Play one episode in this terminal: no Temporal, no Postgres, no torch."""
     if engine is not None and policy is not None:
@@ -252,7 +257,9 @@ def try_command(
 def check_command(
     ref: Ref,
     set_: Set = None,
-    n: Annotated[int, typer.Option("-n", "--tasks", min=1, help="Tasks of each split to compare.")] = 256,
+    n: Annotated[
+        int, typer.Option("-n", "--tasks", min=1, max=_MOST_COMPARED, help="Tasks of each split to compare.")
+    ] = 256,
 ) -> None:
     """Load an environment, show what it is, and check what a run relies on."""
     _run(env_check(ref, args=read_settings(set_), n=n))

@@ -6,12 +6,15 @@ answered with what there is instead.
 
 import asyncio
 import json
+import re
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
+from ..contracts.base import MOST
 from ..contracts.ids import EpisodeKey
+from ..contracts.text import shortened
 from ..settings import load_settings
 from . import access
 from .errors import CommandError
@@ -66,12 +69,25 @@ def show(
 def episode_key(words: list[str]) -> EpisodeKey:
     """The episode a person names; its run may still be abbreviated. Raises CommandError."""
     if len(words) == 1:
+        text = words[0].strip().rstrip("/")
+        for number in re.findall(r"\d+", text.rpartition("/group/")[2]):
+            _refuse_large(number)
         try:
-            return EpisodeKey.parse(words[0].strip().rstrip("/"))
+            return EpisodeKey.parse(text)
         except ValueError as error:
             raise CommandError(f"{error}, or RUN GROUP MEMBER.") from None
     run, *numbers = words
     if len(numbers) not in (2, 3) or not all(number.isdecimal() for number in numbers):
         raise CommandError("An episode is named as run/NAME-xxxx/group/12/episode/3, or as RUN GROUP MEMBER [ATTEMPT].")
+    for number in numbers:
+        _refuse_large(number)
     group_no, member, attempt = (*map(int, numbers), 0)[:3]
     return EpisodeKey(run_id=run, group_no=group_no, member=member, attempt=attempt)
+
+
+def _refuse_large(digits: str) -> None:
+    """Raise CommandError for a number that no row can have: neither Python nor Postgres reads one of any length."""
+    if len(digits) > len(str(MOST)) or int(digits) > MOST:
+        raise CommandError(
+            f"Groups, members and attempts are numbered up to {MOST}; {shortened(digits, 40)} is none of them."
+        )

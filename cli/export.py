@@ -9,8 +9,8 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, Final
@@ -19,6 +19,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from ..contracts.base import MOST
 from ..settings import load_settings
 from . import access
 from .errors import CommandError
@@ -29,25 +30,27 @@ if TYPE_CHECKING:
 
 _TOLD_EVERY: Final = 1000
 
-Rows = AsyncIterator[dict[str, Any]]
+Rows = AsyncGenerator[dict[str, Any]]
 Shape = Callable[[dict[str, Any]], dict[str, Any]]
 
 Runs = Annotated[list[str] | None, typer.Argument(metavar="[RUN]...", help="Runs; all of the store unless given.")]
-Out = Annotated[Path, typer.Option("--out", "-o", help="File to write, or - for standard output.")]
+Out = Annotated[str, typer.Option("--out", "-o", metavar="FILE", help="File to write, or - for standard output.")]
 OfEnvironment = Annotated[str | None, typer.Option("--environment", help="Only of this environment.")]
 Least = Annotated[float | None, typer.Option("--min-reward", help="Rewards from here on.")]
 Negative = Annotated[bool, typer.Option("--allow-negative-scores", help="Rewards of 0 and below, too.")]
-Limit = Annotated[int | None, typer.Option(min=1, help="Rows at most.")]
+Limit = Annotated[int | None, typer.Option(min=1, max=MOST, help="Rows at most.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the file.")]
 
 
 def sft_gen(
     runs: Runs = None,
-    out: Out = Path("sft.jsonl"),
+    out: Out = "sft.jsonl",
     environment: OfEnvironment = None,
     min_reward: Least = None,
     negative: Negative = False,
-    top: Annotated[int | None, typer.Option("--top", min=1, help="The best of each group, at most so many.")] = None,
+    top: Annotated[
+        int | None, typer.Option("--top", min=1, max=MOST, help="The best of each group, at most so many.")
+    ] = None,
     difference: Annotated[
         float,
         typer.Option("--min-difference", min=0, help="Between the highest and lowest reward of a group, at least."),
@@ -69,12 +72,12 @@ def sft_gen(
 
 def dpo_gen(
     runs: Runs = None,
-    out: Out = Path("dpo.jsonl"),
+    out: Out = "dpo.jsonl",
     environment: OfEnvironment = None,
     min_reward: Least = None,
     negative: Negative = False,
     pairs: Annotated[
-        int | None, typer.Option("--pairs", min=1, help="Pairs of each group at most, farthest apart first.")
+        int | None, typer.Option("--pairs", min=1, max=MOST, help="Pairs of each group at most, farthest apart first.")
     ] = 1,
     difference: Annotated[
         float, typer.Option("--min-difference", min=0, help="Between the two rewards of a pair, at least.")
@@ -98,7 +101,7 @@ def _shaped(row: dict[str, Any], columns: tuple[str, ...], dropped: set[str]) ->
 
 def _export(
     runs: list[str] | None,
-    out: Path,
+    out: str,
     force: bool,
     wanted: "Wanted",
     read: "Callable[[Store, Wanted], Rows]",
@@ -110,11 +113,13 @@ def _export(
         async with access.opened_store(settings) as store:
             named = None if not runs else tuple([(await access.find_run(store, run)).run_id for run in runs])
             written = 0
-            async for row in read(store, replace(wanted, runs=named)):
-                file.write(json.dumps(shape(row), ensure_ascii=False) + "\n")
-                written += 1
-                if written % _TOLD_EVERY == 0:
-                    _say(f"{written} rows …")
+            # Closed here, while the connection it reads from is there, also where a write fails.
+            async with aclosing(read(store, replace(wanted, runs=named))) as rows:
+                async for row in rows:
+                    file.write(json.dumps(shape(row), ensure_ascii=False) + "\n")
+                    written += 1
+                    if written % _TOLD_EVERY == 0:
+                        _say(f"{written} rows …")
             return written
 
     with _target(out, force) as file:
@@ -124,24 +129,29 @@ def _export(
                 "Nothing fits: no scored training episode passes these filters (rewards of 0 and below need "
                 "--allow-negative-scores)."
             )
-    _say(f"{written} rows in {out}" if str(out) != "-" else f"{written} rows")
+    _say(f"{written} rows in {out}" if out != "-" else f"{written} rows")
 
 
 @contextmanager
-def _target(out: Path, force: bool) -> Iterator[IO[str]]:
+def _target(name: str, force: bool) -> Iterator[IO[str]]:
     """The file to write to, which takes its name only once the block is over. Raises CommandError."""
-    if str(out) == "-":
+    if name == "-":
         with _explained("Standard output"):
             yield sys.stdout
             sys.stdout.flush()
         return
+    if not name.strip():
+        raise CommandError("--out is empty; name a file, or - for standard output.")
+    out = Path(name)
+    if out.is_dir():
+        raise CommandError(f"{out} is a folder; --out names a file in it, or - for standard output.")
     if out.exists() and not out.is_file():
         raise CommandError(f"{out} is no file that could be replaced; name another --out.")
     if out.exists() and not force:
         raise _there(out)
     with _explained(str(out)):
-        handle, name = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.")
-        temporary = Path(name)
+        handle, made = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.")
+        temporary = Path(made)
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 yield file

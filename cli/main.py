@@ -21,7 +21,7 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "demo": ("cli.demo:command", "Watch a small model work through a few hundred episodes; everything embedded."),
     "up": ("cli.dev:up", "Start the dev stack: Temporal, Postgres, an engine and workers."),
     "down": ("cli.dev:down", "Stop the dev stack."),
-    "status": ("cli.dev:status", "Show each part of the stack, its address and health."),
+    "status": ("cli.dev:status", "Show each part of the stack, its address and health; ends with 1 where none runs."),
     "env": ("cli.env:app", "Try and check environments in the terminal."),
     "run": ("cli.run:app", "Check, start, watch and steer runs."),
     "episode": ("cli.episode:app", "Read episodes: the conversation, its tokens and its reward."),

@@ -21,6 +21,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from ..contracts.base import MOST
 from ..settings import SettingsError, load_settings
 from .policy_recipe import Recipe
 
@@ -98,7 +99,7 @@ def _group() -> None:
 
 @app.command("make")
 def make(
-    seed: Annotated[int, typer.Option(help="Seed of demonstrations and weights.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MOST, help="Seed of demonstrations and weights.")] = 0,
     home: Annotated[Path | None, typer.Option(help="State folder; default: ATROPOS_HOME.")] = None,
 ) -> None:
     """Make the tiny policy, or find it, and print its folder."""

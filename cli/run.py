@@ -14,8 +14,9 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from ..contracts.base import MOST
 from ..contracts.runfile import RunConfig, RunFileError, parse_run
-from ..contracts.states import RunState, is_live
+from ..contracts.states import LONGEST_REASON, RunState, is_live
 from ..contracts.text import printable
 from ..settings import Settings, load_settings
 from . import access
@@ -37,6 +38,18 @@ _Engine = Annotated[
 ]
 _Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's id, or an unambiguous beginning or end of it.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def _short(reason: str) -> str:
+    if len(reason) > LONGEST_REASON:
+        raise typer.BadParameter(f"it has {len(reason)} characters; {LONGEST_REASON} at most, others read it on a line")
+    return reason
+
+
+_Reason = Annotated[
+    str,
+    typer.Option(callback=_short, help=f"Why, for others to read; {LONGEST_REASON} characters at most."),
+]
 
 
 def config_from(file: Path, changes: list[str] | None, engines: list[str] | None) -> RunConfig:
@@ -130,7 +143,8 @@ async def _refuse_taken(settings: Settings, run_id: str | None, config: RunConfi
 def fork(
     run: _Run,
     version: Annotated[
-        int | None, typer.Option("--from-version", min=0, help="The version to begin with; default: the newest.")
+        int | None,
+        typer.Option("--from-version", min=0, max=MOST, help="The version to begin with; default: the newest."),
     ] = None,
     changes: _Set = None,
     engines: _Engine = None,
@@ -235,7 +249,7 @@ def why(run: _Run) -> None:
 
 
 @app.command()
-def pause(run: _Run, reason: Annotated[str, typer.Option(help="Why, for others to read.")] = "") -> None:
+def pause(run: _Run, reason: _Reason = "") -> None:
     """Admit nothing more; what is in flight finishes."""
     _update(run, "pause", [reason] if reason else [])
 
@@ -247,7 +261,7 @@ def resume(run: _Run) -> None:
 
 
 @app.command()
-def cancel(run: _Run, reason: Annotated[str, typer.Option(help="Why, for others to read.")] = "") -> None:
+def cancel(run: _Run, reason: _Reason = "") -> None:
     """End a run now; also works while no worker runs."""
     from . import run_steer
     from .temporal import TemporalUnready

@@ -99,9 +99,9 @@ def _lines(row: RunRow, summary: RunSummary) -> list[tuple[str, str]]:
         ("model", one_line(row.config.model.path)),
         ("took", f"{duration(seconds)}, started {ago(summary.created_at)} ago"),
         ("groups", _listed(groups) or "none yet"),
-        ("in flight", f"{summary.open_groups} groups, at most {summary.concurrency}"),
+        ("in flight", _in_flight(summary)),
     ]
-    lines += [(kind, text) for kind, totals in summary.episodes.items() if (text := _episodes(totals))]
+    lines += [(kind, text) for kind, totals in summary.episodes.items() if (text := _episodes(kind, totals))]
     rate = summary.turns / seconds if seconds > 0 else 0.0
     lines.append(("turns", f"{summary.turns} ({rate:.1f} a second), {summary.sampled_tokens} sampled tokens"))
     weights = ", ".join(f"{label}={weight:g}" for label, weight in row.weights.items())
@@ -109,11 +109,19 @@ def _lines(row: RunRow, summary: RunSummary) -> list[tuple[str, str]]:
     return lines
 
 
-def _episodes(totals: EpisodeTotals) -> str:
+def _in_flight(summary: RunSummary) -> str:
+    """Evaluations have groups of their own, which the run's limit does not hold back."""
+    text = f"{summary.open_groups} groups, at most {summary.concurrency} by the episodes they still play"
+    return text + (f"; {summary.evaluating_groups} of evaluations" if summary.evaluating_groups else "")
+
+
+def _episodes(kind: str, totals: EpisodeTotals) -> str:
     if not totals.states:
         return ""
     reward = "no reward yet" if totals.mean_reward is None else f"mean reward {totals.mean_reward:.3f}"
-    parts = [f"{_listed(totals.states)} episodes", f"{reward} over {totals.scored} scored"]
+    parts = [f"{_listed(totals.states)} episodes"]
+    # A mean over evaluations is one over versions of the weights, and says nothing: each has a line of its own.
+    parts.append(f"{reward} over {totals.scored} scored" if kind == "train" else f"{totals.scored} scored")
     if totals.stops:
         parts.append(f"stopped: {_listed(totals.stops)}")
     if totals.failures:
@@ -136,7 +144,8 @@ def _training(row: RunRow, training: Progress) -> str:
 
 def _evaluation(row: EvaluationRow) -> str:
     outcome = row.outcome
-    text = f"{row.name} ({row.tasks} tasks, samples of each: {row.samples}): {row.state}"
+    of = "" if row.policy_version is None else f" of version {row.policy_version}"
+    text = f"{row.name}{of} ({row.tasks} tasks, samples of each: {row.samples}): {row.state}"
     if outcome.mean_reward is not None:
         rates = ", ".join(f"pass@{k} {value:.3f}" for k, value in outcome.pass_at.items())
         text += f", mean reward {outcome.mean_reward:.3f} over {outcome.episodes}" + (f", {rates}" if rates else "")
@@ -157,6 +166,7 @@ def run_facts(
         **list_facts([row])[0],
         "concurrency": summary.concurrency,
         "open_groups": summary.open_groups,
+        "evaluating_groups": summary.evaluating_groups,
         "groups": [
             {"kind": c.kind, "environment": c.environment, "state": c.state, "count": c.count} for c in summary.groups
         ],
@@ -166,7 +176,8 @@ def run_facts(
                 "stops": totals.stops,
                 "failures": totals.failures,
                 "scored": totals.scored,
-                "mean_reward": totals.mean_reward,
+                # Those of evaluations are of several versions: each has its own below.
+                **({"mean_reward": totals.mean_reward} if kind == "train" else {}),
             }
             for kind, totals in summary.episodes.items()
         },
@@ -176,6 +187,7 @@ def run_facts(
         "evaluations": [
             {
                 "name": one.name,
+                "policy_version": one.policy_version,
                 "environment": one.environment,
                 "split": one.split,
                 "tasks": one.tasks,

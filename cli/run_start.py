@@ -5,14 +5,13 @@ handed over as raw JSON, so that starting here and starting by `temporal workflo
 """
 
 import asyncio
-import re
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from ..contracts.queues import WORKFLOWS
-from ..contracts.runfile import RunConfig
+from ..contracts.runfile import RunConfig, why_no_run_id
 from ..contracts.states import RunState
 from ..contracts.workflows import RUN_WORKFLOW, RunProgress, RunResult
 from .errors import CommandError
@@ -20,7 +19,6 @@ from .errors import CommandError
 if TYPE_CHECKING:
     from temporalio.client import Client, WorkflowHandle
 
-_ID: Final = re.compile(r"run/[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _LETTERS: Final = "abcdefghijkmnpqrstuvwxyz23456789"
 _BEGINS_S: Final = 15.0
 """A free worker registers a run within a second or two; loading environments and a tokenizer may take longer."""
@@ -41,11 +39,9 @@ def new_run_id(name: str, wanted: str | None) -> str:
     if wanted is None:
         return f"run/{name}-{''.join(secrets.choice(_LETTERS) for _ in range(4))}"
     run_id = wanted if wanted.startswith("run/") else f"run/{wanted}"
-    if not _ID.fullmatch(run_id):
-        raise CommandError(
-            f"The id {wanted!r} cannot be used: after run/ it has up to 100 letters, digits, '.', '_' and '-', "
-            "and starts with a letter or digit."
-        )
+    problem = why_no_run_id(run_id)
+    if problem is not None:
+        raise CommandError(f"{problem[:1].upper()}{problem[1:]}.")
     return run_id
 
 

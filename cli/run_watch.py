@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from temporalio.client import Client
 
     from ..db.batches import StepRow
+    from ..db.evaluations import EvaluationRow
     from ..db.store import Store
     from ..db.summary import RunSummary
 
@@ -44,6 +45,8 @@ class Seen:
     summary: "RunSummary"
     step: "StepRow | None"
     """The newest train step; None: there is none."""
+    evaluation: "EvaluationRow | None" = None
+    """The newest evaluation that has ended with a reward; None: there is none."""
 
 
 class Display(Protocol):
@@ -106,13 +109,17 @@ class _Watch:
     async def tell(self) -> None:
         from ..db.batches import train_steps
         from ..db.errors import StoreError
+        from ..db.evaluations import list_evaluations
         from ..db.summary import run_summary
 
         try:
             since = 0 if self._step is None else self._step.version
             steps = await train_steps(self._store, self._run_id, since)
             self._step = steps[-1] if steps else self._step
-            self._display.show(Seen(await run_summary(self._store, self._run_id), self._step))
+            evaluations = await list_evaluations(self._store, self._run_id)
+            ended = [one for one in evaluations if one.outcome.mean_reward is not None]
+            summary = await run_summary(self._store, self._run_id)
+            self._display.show(Seen(summary, self._step, ended[-1] if ended else None))
         except StoreError as error:
             self._display.away(str(error))
 
@@ -212,9 +219,11 @@ def _facts(seen: Seen, rate: Rate) -> str:
     running = f"{episodes_in(summary, EpisodeState.RUNNING)} in flight"
     parts = [running] if seen.step is None else _trained(seen.step)
     parts.append(f"{rate.at(wall_seconds(summary), _ended(summary)):.1f} episodes/s")
-    for kind, totals in summary.episodes.items():
-        if totals.mean_reward is not None and not (kind == "train" and seen.step is not None):
-            parts.append(f"{'reward' if kind == 'train' else 'evaluation'} {totals.mean_reward:.3f}")
+    reward = summary.episodes["train"].mean_reward
+    if reward is not None and seen.step is None:
+        parts.append(f"reward {reward:.3f}")
+    if seen.evaluation is not None:
+        parts.append(_evaluated(seen.evaluation))
     if summary.state is not RunState.RUNNING:
         parts.append(summary.state)
     elif summary.waiting_for is not None:
@@ -226,6 +235,12 @@ def _trained(step: "StepRow") -> list[str]:
     """The newest step: what the episodes closed since the one before it earned, and what it measured."""
     parts = [f"{name} {step.metrics[key]:.3f}" for name, key in _MEASURED if key in step.metrics]
     return [*parts, f"staleness {step.staleness}"]
+
+
+def _evaluated(row: "EvaluationRow") -> str:
+    """One evaluation: a mean over several would be one over versions of the weights."""
+    of = row.name if row.policy_version is None else f"{row.name} of version {row.policy_version}"
+    return f"evaluation {of} {row.outcome.mean_reward:.3f}"
 
 
 def _ended(summary: "RunSummary") -> int:

@@ -37,8 +37,8 @@ from ..inference.control import EngineControl
 from ..inference.engines import EngineAddress
 from ..inference.vllm import connect_engine
 from ..settings import Settings, SettingsError, load_settings, mask_url, secret_from_environment
-from ..trainer.learner import warm_up
 from ..trainer.problem import TrainerProblem
+from ..trainer.rehearsal import rehearse
 from ..workflows.plugin import WORKFLOWS
 from .main import run_to_exit
 from .resume import resume_runs
@@ -137,7 +137,7 @@ async def serving(
     async with AsyncExitStack() as stack:
         stack.push_async_callback(services.close)
         if WorkerRole.TRAINER in roles:
-            await _load_torch()
+            await _rehearse()
         await services.inline.open(settings.home.expanduser().absolute() / "inline", mask_url(database))
         if stuck_s is not None:
             services.inline.end_process_when_stuck(stuck_s)
@@ -152,13 +152,15 @@ async def serving(
         yield services
 
 
-async def _load_torch() -> None:
-    """Before there is work: a step that a dead trainer left behind is taken up at once, and no import, which holds the
-    interpreter for a while, delays a heartbeat."""
+async def _rehearse() -> None:
+    """Before there is work: a step that a dead trainer left behind is to be taken up at once."""
+    gc.disable()  # code that is being loaded is no garbage: to look for some takes a fifth of the time
     try:
-        await asyncio.to_thread(warm_up)
+        await asyncio.to_thread(rehearse)
     except TrainerProblem as problem:
         _log.warning("no run can be trained here: %s", problem)
+    finally:
+        gc.enable()
 
 
 async def serve(

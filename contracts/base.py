@@ -5,7 +5,12 @@ wrote is refused instead of ignored. Workflow inputs and results ignore unknown 
 previous build must still decode what a newer one wrote.
 """
 
+from typing import Final
+
 from pydantic import BaseModel, ConfigDict
+
+MOST: Final = 2**31 - 1
+"""The largest whole number that a column of counts, numbers or sizes holds: nothing larger is taken from a person."""
 
 
 class Wire(BaseModel):

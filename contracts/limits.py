@@ -4,17 +4,17 @@ from typing import Self
 
 from pydantic import Field
 
-from .base import Strict
+from .base import MOST, Strict
 
 
 class Limits(Strict):
     """What an episode may spend."""
 
-    turns: int | None = Field(default=None, ge=1)
+    turns: int | None = Field(default=None, ge=1, le=MOST)
     """Model calls."""
-    tokens: int | None = Field(default=None, ge=1)
+    tokens: int | None = Field(default=None, ge=1, le=MOST)
     """Sampled tokens over all turns."""
-    context: int | None = Field(default=None, ge=1)
+    context: int | None = Field(default=None, ge=1, le=MOST)
     """Prompt plus completion of one call, in tokens; the model's own limit applies besides."""
 
     def tightened(self, other: Self) -> Self:

@@ -13,12 +13,15 @@ from typing import Annotated, Any, Literal, Self, get_args, get_origin
 
 from pydantic import BaseModel, Field, StringConstraints, ValidationError, model_validator
 
-from .base import Strict
+from .base import MOST, Strict
 from .limits import Limits
 from .sampling import Sampling
+from .text import shortened
 from .training import BatchConfig, PublishConfig, StalenessConfig, TrainerConfig, TrainerKind, WandbConfig
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
+_RUN_ID = re.compile(r"(?:run/)?[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+"""Without `run/`: what Temporal calls a workflow for which nobody names an id."""
 _URL = r"^https?://[^\s/]+(/\S*)?$"
 _PATTERNS = {
     _NAME: "a name is up to 63 letters, digits, '.', '_' and '-', and starts with a letter or digit",
@@ -34,9 +37,10 @@ class ModelConfig(Strict):
     path: str = Field(min_length=1)
     """Folder or hub name."""
     revision: str = "main"
+    """Branch, tag or commit of a hub model; without meaning for a folder."""
     renderer: str = "auto"
     """`auto`, or the name of a chat format of the `renderers` library (qwen3, llama_3, …)."""
-    context: int | None = Field(default=None, ge=8)
+    context: int | None = Field(default=None, ge=8, le=MOST)
     """Longest prompt plus completion; default: the model's own limit. An engine's, if smaller, applies besides."""
     init_from: str | None = None
     """Folder of a checkpoint to begin with instead of `path`'s weights; `atropos run fork` fills it in."""
@@ -44,15 +48,20 @@ class ModelConfig(Strict):
 
 class EngineKind(StrEnum):
     VLLM = "vllm"
+    """A vLLM server."""
     DEV = "dev"
+    """The engine that comes with Atropos."""
 
 
 class EngineConfig(Strict):
     """An inference server."""
 
     kind: EngineKind = EngineKind.VLLM
+    """What speaks there."""
     url: HttpUrl
+    """Where it listens, as workers reach it."""
     api_key_env: str | None = None
+    """Variable of the workers' environment that holds its key."""
     concurrency: int = Field(default=64, ge=1, le=4096)
     """Requests in flight at once."""
 
@@ -67,6 +76,7 @@ class EnvironmentConfig(Strict):
     weight: float = Field(default=1.0, gt=0)
     """Share of the groups that count."""
     group_size: int = Field(default=8, ge=1, le=1024)
+    """Episodes of one task; at least 2 to train on, since advantages compare them."""
     args: dict[str, Any] = Field(default_factory=dict)
     """The environment's own configuration."""
     limits: Limits = Limits()
@@ -83,14 +93,17 @@ class JudgeConfig(Strict):
     """A language model that scores."""
 
     url: HttpUrl
+    """Of a server that speaks OpenAI's API."""
     model: str
+    """What that server calls the model."""
     api_key_env: str | None = None
+    """Variable of the workers' environment that holds its key."""
 
 
 class GroupConfig(Strict):
     """When a group counts."""
 
-    min_valid: int = Field(default=2, ge=1)
+    min_valid: int = Field(default=2, ge=1, le=MOST)
     """Valid members a group needs; never more than its size."""
     top_up: int = Field(default=2, ge=0, le=8)
     """How many times invalid members are tried again before the task is quarantined."""
@@ -106,10 +119,12 @@ class RolloutConfig(Strict):
 class BudgetConfig(Strict):
     """When a run ends before its steps are done. At least one limit is required without trainer."""
 
-    groups: int | None = Field(default=None, ge=1)
+    groups: int | None = Field(default=None, ge=1, le=MOST)
     """Groups that count: sealed or filtered. Failed ones are replaced."""
-    sampled_tokens: float | None = Field(default=None, gt=0)
-    hours: float | None = Field(default=None, gt=0)
+    sampled_tokens: float | None = Field(default=None, gt=0, lt=2**63)
+    """Sampled in all, evaluations included; what is in flight when they are spent still finishes."""
+    hours: float | None = Field(default=None, gt=0, le=MOST)
+    """Since the run was registered, pauses included; what is in flight then still finishes."""
 
     @property
     def unlimited(self) -> bool:
@@ -122,17 +137,22 @@ class EvalSet(Strict):
     id: str
     """An environment of the run, by its label or id."""
     split: Literal["eval", "test"] = "eval"
-    tasks: int = Field(default=64, ge=1)
+    """Which tasks of it. Neither split is ever trained on."""
+    tasks: int = Field(default=64, ge=1, le=MOST)
+    """Its first so many tasks."""
     samples: int = Field(default=1, ge=1, le=1024)
+    """Episodes of each task, for pass@k."""
 
 
 class EvalConfig(Strict):
     """Evaluations of the run."""
 
-    every: int | None = Field(default=None, ge=1)
+    every: int | None = Field(default=None, ge=1, le=MOST)
     """Train steps between two evaluations; each is pinned to the version that it began with."""
     at_start: bool = False
+    """Evaluate before the first rollout."""
     at_end: bool = True
+    """Evaluate after the last one."""
     sampling: Sampling | None = None
     """Default: the run's sampling."""
     sets: tuple[EvalSet, ...] = ()
@@ -142,7 +162,9 @@ class RunConfig(Strict):
     """A run."""
 
     name: Name
+    """The run's id is made from it."""
     seed: int = Field(default=0, ge=0, lt=2**63)
+    """Decides in which order tasks are drawn, and what the trainer draws."""
     model: ModelConfig
     engines: tuple[EngineConfig, ...] = Field(min_length=1)
     environments: tuple[EnvironmentConfig, ...] = Field(min_length=1)
@@ -229,6 +251,19 @@ def evaluated_version(name: str) -> int | None:
     """The version that an evaluation of this name is of; None where it begins or ends the run."""
     found = re.match(r"step(\d+)-", name)
     return None if found is None else int(found[1])
+
+
+def why_no_run_id(run_id: str) -> str | None:
+    """Why nothing can be called so, as a sentence without its end; None for an id that every row and page can show.
+
+    The ids of a run's parts are made by slashes behind it, so it has none of its own after `run/`.
+    """
+    if _RUN_ID.fullmatch(run_id):
+        return None
+    return (
+        f"the id {shortened(run_id, 60)!r} cannot be used: after run/ it has up to 100 letters, digits, '.', '_' and "
+        "'-', and starts with a letter or digit"
+    )
 
 
 class RunFileError(ValueError):

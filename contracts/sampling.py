@@ -8,19 +8,22 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from .base import Strict
+from .base import MOST, Strict
 
 
 class Sampling(Strict):
     """Sampling parameters of a run or an evaluation."""
 
     temperature: float = Field(default=1.0, ge=0.0, le=10.0)
-    max_tokens: int = Field(default=1024, ge=1)
+    """Logits are divided by it. 0 always takes the likeliest token, and so trains nothing."""
+    max_tokens: int = Field(default=1024, ge=1, le=MOST)
     """Tokens of one completion."""
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
-    top_k: int = Field(default=0, ge=0)
-    """0: off."""
+    """Only the likeliest tokens that have this probability together are drawn; 1: off. Refused for training."""
+    top_k: int = Field(default=0, ge=0, le=MOST)
+    """Only this many of the likeliest tokens are drawn; 0: off. Refused for training."""
     stop: tuple[str, ...] = ()
+    """Texts that end a completion."""
 
     @model_validator(mode="after")
     def _stop_strings_are_not_empty(self) -> Self:

@@ -21,6 +21,10 @@ class RunState(StrEnum):
     CANCELLED = "cancelled"
 
 
+LONGEST_REASON: Final = 500
+"""Characters of a person's reason for a pause or a cancel: it is read on a line, and goes through histories."""
+
+
 class GroupState(StrEnum):
     """Life of a group. Open: admitted, running, waiting, sealed, leased."""
 

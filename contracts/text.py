@@ -25,6 +25,11 @@ def one_line(text: str) -> str:
     return printable(text).replace("\n", "↵").replace("\t", "⇥")
 
 
+def shortened(text: str, most: int) -> str:
+    """At most `most` characters of `text`, the last of them `…` where some are left out."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 def _shown(character: str) -> str:
     code = ord(character)
     if code < 0x20:

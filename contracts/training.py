@@ -9,13 +9,14 @@ from typing import Literal
 
 from pydantic import Field
 
-from .base import Strict
+from .base import MOST, Strict
 
 
 class TrainerKind(StrEnum):
     """Who turns groups into weights."""
 
     BUILTIN = "builtin"
+    """The run's own trainer, on a worker with torch."""
     EXTERNAL = "external"
     """Somebody else leases batches and commits steps; this run publishes what they commit."""
     NONE = "none"
@@ -35,14 +36,16 @@ class OptimConfig(Strict):
 
     lr: float = Field(default=1e-6, ge=0, allow_inf_nan=False)
     """0 trains nothing: everything runs and the weights stay as they are."""
-    warmup: int = Field(default=10, ge=0)
+    warmup: int = Field(default=10, ge=0, le=MOST)
     """Steps over which the learning rate grows linearly to `lr`."""
     decay: Literal["none", "linear"] = "none"
     """`linear`: from `lr` at the first step to a twentieth of it at the last of the run's."""
     clip: float = Field(default=1.0, gt=0)
     """Largest norm of the gradient."""
     betas: tuple[float, float] = (0.9, 0.95)
+    """How much of the running means of the gradient, and of its square, is kept from step to step."""
     weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """Share of each weight, times the learning rate, that a step takes away."""
 
 
 class CheckpointConfig(Strict):
@@ -50,7 +53,7 @@ class CheckpointConfig(Strict):
 
     dir: str | None = None
     """Folder of all runs' checkpoints, readable where engines load from; default: `checkpoints` in ATROPOS_HOME."""
-    keep: int = Field(default=3, ge=2)
+    keep: int = Field(default=3, ge=2, le=MOST)
     """Newest checkpoints to keep; those an evaluation is pinned to stay as well."""
 
 
@@ -58,11 +61,13 @@ class TrainerConfig(Strict):
     """Who trains, and how."""
 
     kind: TrainerKind = TrainerKind.NONE
+    """Who trains."""
     preset: Preset = Preset.GRPO
-    steps: int = Field(default=100, ge=1)
+    """What is computed from a batch."""
+    steps: int = Field(default=100, ge=1, le=MOST)
     """Train steps of the run."""
     optim: OptimConfig = OptimConfig()
-    micro_batch_tokens: int = Field(default=16384, ge=1)
+    micro_batch_tokens: int = Field(default=16384, ge=1, le=MOST)
     """Tokens, padding included, that go through the model at once; changes memory and speed, never the result."""
     checkpoint: CheckpointConfig = CheckpointConfig()
 
@@ -71,6 +76,7 @@ class BatchConfig(Strict):
     """What a train step consumes."""
 
     groups: int = Field(default=16, ge=1, le=4096)
+    """Groups with signal (their rewards differ) of one step."""
     resample_cap: float = Field(default=3.0, ge=1, allow_inf_nan=False)
     """Groups drawn for one batch, in batches, before it counts as short: groups without signal are drawn again."""
     when_short: Literal["wait", "train"] = "wait"
@@ -99,6 +105,7 @@ class WandbConfig(Strict):
     """Where metrics go besides the store."""
 
     project: str = Field(default="atropos", min_length=1)
+    """Project there."""
     mode: Literal["auto", "online", "offline", "disabled"] = "auto"
     """`auto`: online where a key is found, else offline."""
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from ..contracts.base import MOST
 from ..contracts.ids import EpisodeKey, GroupKey
 from ..contracts.records import EpisodeFacts
 from ..contracts.states import GroupState, is_live
@@ -214,16 +215,13 @@ def episode_key(query: Query) -> EpisodeKey:
         key = EpisodeKey.parse(query.get("id", ""))
     except ValueError as error:
         raise Unknown(f"{error}.") from None
-    if max(key.group_no, key.member, key.attempt) > _LARGEST:
+    if max(key.group_no, key.member, key.attempt) > MOST:
         raise Unknown(f"There is no episode {key.workflow_id}.")
     return key
-
-
-_LARGEST: Final = 2**31 - 1
 
 
 def _number(text: str | None) -> int | None:
     """A whole number that a column can hold."""
     if text is None or not text.isascii() or not text.isdecimal() or len(text) > 10:
         return None
-    return min(int(text), _LARGEST)
+    return min(int(text), MOST)

@@ -8,6 +8,7 @@ import asyncio
 import hashlib
 import hmac
 import ipaddress
+import logging
 import signal
 from collections.abc import Callable
 from typing import Any, Final
@@ -16,6 +17,7 @@ import panel as pn
 from bokeh.server.auth_provider import AuthProvider
 from tornado.ioloop import IOLoop
 from tornado.web import RedirectHandler, RequestHandler
+from tornado.websocket import WebSocketClosedError
 
 from ..db.store import Store
 from .html import ServedLinks, document, fragment
@@ -30,6 +32,8 @@ TITLES: Final = {
 }
 _COOKIE: Final = "atropos-dashboard"
 _HOLDER: Final = "holder of the token"
+TOLD_OF_TABS: Final = ("asyncio", "tornado.application", "tornado.general", "bokeh.server.protocol_handler")
+"""Loggers that are told of a message that could not be sent: to whoever looks after a task, a callback or a session."""
 _PATIENCE_S: Final = 1.0
 """After a wrong token."""
 
@@ -55,6 +59,8 @@ async def serve(
 ) -> None:
     """Serve until SIGINT or SIGTERM. `started` is told the port. Raises OSError where it is taken."""
     pn.extension()
+    for name in TOLD_OF_TABS:
+        logging.getLogger(name).addFilter(is_no_closed_tab)
     server = _server(store, links, address, port, token)
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -67,6 +73,11 @@ async def serve(
         await stopped.wait()
     finally:
         server.stop()
+
+
+def is_no_closed_tab(record: logging.LogRecord) -> bool:
+    """Whether it is worth a line: a person who closes a tab while a page is being sent is no error of anybody's."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], WebSocketClosedError)
 
 
 def _server(store: Store, links: ServedLinks, address: str, port: int, token: str | None) -> Any:

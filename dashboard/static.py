@@ -1,9 +1,11 @@
 """A run or an episode as a folder of pages that need no server, no scripts and no network.
 
 Invariant: a folder appears whole or not at all, and only a folder that this wrote before, with nothing else in it, is
-replaced.
+replaced; one that appeared while pages were being written is another's, and stays. Of two that write to one place at
+once the second is refused.
 """
 
+import errno
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -62,20 +64,56 @@ async def write_episode(store: Store, key: EpisodeKey, folder: Path) -> None:
 
 @contextmanager
 def replaced(folder: Path) -> Iterator[Path]:
-    """A fresh folder that takes the place of `folder` once the block is over."""
+    """A fresh folder that takes the place of `folder` once the block is over.
+
+    Raises ForeignFolder where that is not the folder any more that was there before the block.
+    """
     check_ours(folder)
+    folder = folder.absolute()
+    before = _identity(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     try:
         (fresh / MARK).write_text("Written by `atropos view`, which may replace this folder.\n", encoding="utf-8")
         yield fresh
         fresh.chmod(0o755)
-        if folder.exists():
-            check_ours(folder)
-            shutil.rmtree(folder)
-        fresh.rename(folder)
+        check_ours(folder)
+        _put(fresh, folder, before)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _put(fresh: Path, folder: Path, before: tuple[int, int] | None) -> None:
+    """Rename `fresh` to `folder` where that is still what it was: renames tell, where a look would come too early."""
+    elsewhere = ForeignFolder(f"{folder} was written by another `atropos view` meanwhile; name another folder.")
+    old = fresh.with_name(f"{fresh.name}.old")
+    if before is not None:
+        try:
+            folder.rename(old)
+        except FileNotFoundError:
+            raise elsewhere from None
+        if _identity(old) != before:
+            old.rename(folder)
+            raise elsewhere
+    try:
+        fresh.rename(folder)  # fails on a folder that is not empty
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            if before is not None:
+                old.rename(folder)
+            raise
+        raise elsewhere from None
+    finally:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    """What tells a folder from another one of the same name; None where there is none."""
+    try:
+        found = folder.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def check_ours(folder: Path) -> None:

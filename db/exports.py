@@ -5,7 +5,7 @@ one snapshot through a cursor on the server: an export of any size takes little 
 row names what it came from.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -62,17 +62,17 @@ class Wanted:
         return {**asdict(self), "runs": None if self.runs is None else list(self.runs)}
 
 
-def sft_examples(store: Store, wanted: Wanted) -> AsyncIterator[dict[str, Any]]:
+def sft_examples(store: Store, wanted: Wanted) -> AsyncGenerator[dict[str, Any]]:
     """Rows of `sft_examples`: `messages` is the whole conversation, `prompt` + `completion` its two parts."""
     return _stream(store, _SFT, wanted)
 
 
-def dpo_pairs(store: Store, wanted: Wanted) -> AsyncIterator[dict[str, Any]]:
+def dpo_pairs(store: Store, wanted: Wanted) -> AsyncGenerator[dict[str, Any]]:
     """Rows of `dpo_pairs`: messages of the `prompt` both answered, and what `chosen` and `rejected` said after it."""
     return _stream(store, _DPO, wanted)
 
 
-async def _stream(store: Store, query: str, wanted: Wanted) -> AsyncIterator[dict[str, Any]]:
+async def _stream(store: Store, query: str, wanted: Wanted) -> AsyncGenerator[dict[str, Any]]:
     async with store.direct() as connection, connection.transaction():
         await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         async with connection.cursor(name="export", row_factory=dict_row) as cursor:

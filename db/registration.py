@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from sqlalchemy import select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ..contracts.runfile import RunConfig, RunFileError
+from ..contracts.runfile import RunConfig, RunFileError, why_no_run_id
 from ..contracts.states import LIVE_RUNS
 from .engines import insert_engines
 from .models import Run
@@ -30,15 +30,18 @@ _OTHERS: Final = text(
 async def register_run(store: Store, run_id: str, config: RunConfig, environments: list[NewEnvironment]) -> RunRow:
     """Write a run down. The same id with the same document is a no-op that returns what is stored.
 
-    Raises RunExists for another document under this id, RunFileError for an engine that is not free or for text that
-    Postgres cannot hold.
+    Raises RunExists for another document under this id, RunFileError for an id that is none, for an engine that is not
+    free or for text that Postgres cannot hold.
     """
+    no_id = why_no_run_id(run_id)
+    if no_id is not None and "\0" in run_id:  # not even a question that Postgres can be asked
+        raise RunFileError([no_id])
     async with store.begin() as connection:
         await connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
         if await connection.scalar(select(Run.run_id).where(Run.run_id == run_id)) is None:
-            taken = await _taken(connection, run_id, config)
-            if taken is not None:
-                raise RunFileError([taken])
+            refused = no_id or await _taken(connection, run_id, config)
+            if refused is not None:
+                raise RunFileError([refused])
         row = await insert_run(connection, run_id, config, environments)
         await insert_engines(connection, run_id, config.engines)
         return row

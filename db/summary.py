@@ -49,10 +49,13 @@ class RunSummary:
     episodes: dict[str, EpisodeTotals]
     """`train` and `eval`."""
     open_groups: int
+    """Training groups in flight."""
     turns: int
     sampled_tokens: int
     created_at: datetime
     ended_at: datetime | None
+    evaluating_groups: int = 0
+    """Groups of evaluations in flight."""
 
 
 async def run_summary(store: Store, run_id: str) -> RunSummary:
@@ -78,12 +81,17 @@ async def run_summary(store: Store, run_id: str) -> RunSummary:
             concurrency=run.concurrency,
             groups=counts,
             episodes={kind: await _totals(connection, run_id, kind) for kind in ("train", "eval")},
-            open_groups=sum(count.count for count in counts if count.state in OPEN_GROUPS),
+            open_groups=_open(counts, "train"),
+            evaluating_groups=_open(counts, "eval"),
             turns=turns,
             sampled_tokens=tokens,
             created_at=run.created_at,
             ended_at=run.ended_at,
         )
+
+
+def _open(counts: tuple[GroupCount, ...], kind: str) -> int:
+    return sum(count.count for count in counts if count.kind == kind and count.state in OPEN_GROUPS)
 
 
 async def _spent(connection: AsyncConnection, run_id: str) -> tuple[int, int]:

@@ -252,6 +252,10 @@ def _load_tokenizer(model: ModelConfig, folder: Path) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     local = _is_local(model.path, folder)
+    if local and folder.exists() and not folder.is_dir():
+        raise TokensError(
+            f"model.path: {model.path} is a file, not a folder; name the folder that a model was saved to"
+        )
     if local and not folder.is_dir():
         raise TokensError(f"model.path: the folder {model.path} does not exist")
     source = str(folder) if local else model.path

@@ -1,5 +1,7 @@
 """The pages are one site: each link leads somewhere, to the heading it names."""
 
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -7,6 +9,8 @@ from pathlib import Path
 
 import atropos
 import pytest
+
+from .support.scripted import make_model
 
 ROOT = Path(atropos.__file__).parent
 
@@ -32,3 +36,20 @@ def test_a_link_that_leads_nowhere_is_seen(tmp_path: Path, link: str) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "new.md").write_text(f"[there]({link})\n")
     assert link in "".join(complaints(tmp_path))
+
+
+@pytest.mark.parametrize("home", [".atropos", "elsewhere/of mine"])
+@pytest.mark.parametrize("page", ["README.md", "docs/start.md"])
+def test_the_example_of_a_run_finds_the_model_wherever_the_stack_lives(page: str, home: str, tmp_path: Path) -> None:
+    make_model(tmp_path / home / "model")
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    lines = re.findall(r"^(?:MODEL=|atropos run check ).*$", (ROOT / page).read_text("utf-8"), re.MULTILINE)
+    assert [line.split("=")[0].split(" -f")[0] for line in lines] == ["MODEL", "atropos run check"]
+    shell = f'atropos() {{ "{sys.executable}" -m atropos.cli.main "$@"; }}\n' + "\n".join(lines)
+    named = {} if home == ".atropos" else {"ATROPOS_HOME": str(tmp_path / home)}
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(("ATROPOS_", "DATABASE_URL"))}
+    done = subprocess.run(
+        ["bash", "-c", shell], cwd=tmp_path, env=plain | named, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Nothing was started." in done.stdout

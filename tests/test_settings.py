@@ -119,6 +119,39 @@ def test_credentials_of_a_profile_are_not_sent_to_a_local_server(monkeypatch: py
     assert (config["target_host"], config["api_key"], config["tls"]) == ("cloud:7233", "key", True)
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1:7233", "a-host.example.com:443", "[::1]:7233", "temporal_1:65535"])
+def test_a_host_and_a_port_are_an_address_of_temporal(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    monkeypatch.setenv("TEMPORAL_ADDRESS", address)
+    assert temporal_profile().address == address
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "rubbish", "host:", ":7233", "host:99999", "host:0", "host:port", "http://host:7233", "host:7233/x", "a b:7233",
+        " host:7233", "host:7233 ", "host:7233\n", "::1:7233", "user:hunter2@host:7233", "hö:7233", "x" * 1000,
+    ],
+)  # fmt: skip
+def test_an_address_of_temporal_that_is_none_is_refused_before_anything_connects(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, address: str
+) -> None:
+    monkeypatch.setenv("TEMPORAL_ADDRESS", address)
+    for ask in (temporal_profile, temporal_connect_config):
+        with pytest.raises(SettingsError) as refused:
+            ask()
+        sentence = str(refused.value)
+        assert sentence.startswith(
+            "TEMPORAL_ADDRESS is not usable: it must look like host:port, such as 127.0.0.1:7233"
+        )
+        assert "\n" not in sentence
+        assert len(sentence) < 200
+        assert "hunter2" not in sentence
+    monkeypatch.delenv("TEMPORAL_ADDRESS")
+    (tmp_path / "temporal.toml").write_text('[profile.default]\naddress = "http://host:1"\n')
+    with pytest.raises(SettingsError, match="The address in Temporal's profile file is not usable"):
+        temporal_profile()
+
+
 def test_no_temporal_address_anywhere_says_what_to_do() -> None:
     with pytest.raises(SettingsError, match="atropos up"):
         temporal_connect_config()

@@ -45,7 +45,7 @@ class Learner:
     @classmethod
     def fresh(cls, path: Path, config: TrainerConfig, seed: int, *, threads: int = 1, device: str = "cpu") -> "Learner":
         """From a model folder, at version 0. Raises TrainerProblem where it cannot be loaded."""
-        _need_torch()
+        need_torch()
         from . import state
 
         return cls(state.fresh(path, config.optim, seed, _device(device)), config, None, threads)
@@ -53,7 +53,7 @@ class Learner:
     @classmethod
     def restore(cls, folder: Path, config: TrainerConfig, *, threads: int = 1, device: str = "cpu") -> "Learner":
         """From a checkpoint. Raises TrainerProblem where that is torn or changed."""
-        _need_torch()
+        need_torch()
         from . import state
 
         digest = checkpoint.verify(folder)
@@ -131,13 +131,6 @@ class Learner:
                 )
 
 
-def warm_up() -> None:
-    """Import what a Learner works with, which takes seconds. Raises TrainerProblem where something is not installed."""
-    _need_torch()
-    for name in ("packing", "state", "step"):
-        importlib.import_module(f".{name}", __package__)
-
-
 def _about(groups: Sequence[SampleGroup], rows: Sequence["Row"]) -> dict[str, float]:
     """What the batch was made of."""
     rewards = [one.reward for group in groups for one in group.episodes if one.reward is not None]
@@ -157,7 +150,8 @@ def _device(name: str) -> str:
     return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
 
 
-def _need_torch() -> None:
+def need_torch() -> None:
+    """Raises TrainerProblem where something is not installed."""
     try:
         for name in ("torch", "transformers", "safetensors", "numpy"):
             importlib.import_module(name)

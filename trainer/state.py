@@ -75,7 +75,7 @@ def read(folder: Path, optim: OptimConfig, device: str) -> State:
 
 def fill(state: State, config: TrainerConfig, folder: Path) -> None:
     """Write model, small files, optimiser and the rest into an empty folder."""
-    with _quiet():
+    with quiet():
         state.model.save_pretrained(str(folder))
     for name, content in state.beside.items():
         (folder / name).write_bytes(content)
@@ -105,7 +105,7 @@ def _load(folder: Path, device: str) -> Any:
     if not (folder / "config.json").is_file():
         raise TrainerProblem(f"{folder} is no model folder: it holds no config.json.")
     try:
-        with _quiet():
+        with quiet():
             model, found = AutoModelForCausalLM.from_pretrained(
                 str(folder), dtype=torch.float32, local_files_only=True, output_loading_info=True
             )
@@ -155,7 +155,8 @@ def _beside(folder: Path) -> dict[str, bytes]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
+    """Without the library's progress bars, which are for a person who waits."""
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:

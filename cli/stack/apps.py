@@ -69,6 +69,8 @@ def migration(env: dict[str, str]) -> Part:
 
 def check_model(folder: Path) -> None:
     """Raise `StackError` where a folder is plainly no model. The engine itself looks closer once it runs."""
+    if folder.exists() and not folder.is_dir():
+        raise StackError(f"{folder} is a file; --model names the folder that a model was saved to.")
     if not folder.is_dir():
         raise StackError(f"There is no model in {folder}; name a folder made by training, or leave --model out.")
     missing = [what for what, names in _NEEDED.items() if not any(any(folder.glob(name)) for name in names)]

@@ -92,6 +92,12 @@ class StackStatus(BaseModel):
     parts: tuple[PartReport, ...] = ()
 
     @property
+    def there(self) -> bool:
+        """Whether there is something to work with: a stack, or a Temporal and a Postgres from elsewhere."""
+        have = {part.name for part in self.parts if part.health is not Health.NOT_STARTED}
+        return self.running or {"temporal", "postgres"} <= have
+
+    @property
     def healthy(self) -> bool:
         """Whether nothing that should answer fails to."""
         return all(part.health in (Health.OK, Health.NOT_STARTED) for part in self.parts)

@@ -30,3 +30,9 @@ class StackOptions(BaseModel):
     postgres_port: int | None = Port
     engine_port: int | None = Port
     dashboard_port: int | None = Port
+
+    def ports(self) -> dict[str, int]:
+        """The ports that were asked for, by the name of their field."""
+        names = ("temporal_port", "ui_port", "postgres_port", "engine_port", "dashboard_port")
+        asked = {name: getattr(self, name) for name in names}
+        return {name: port for name, port in asked.items() if port is not None}

@@ -1,6 +1,7 @@
 """From options to parts: the addresses are settled first, then every part is built knowing all of them."""
 
 import secrets
+from collections.abc import Set
 from dataclasses import dataclass
 
 from pydantic import SecretStr
@@ -31,14 +32,18 @@ class Plan:
 
 
 class _Ports:
-    def __init__(self, kept: dict[str, int]) -> None:
+    def __init__(self, kept: dict[str, int], asked: Set[int]) -> None:
+        """`asked`: ports that a person named for one part, and no other part gets."""
         self._kept = kept
+        self._asked = asked
         self._taken: set[int] = set()
         self.chosen: dict[str, int] = {}
 
     def get(self, name: str, asked: int | None = None) -> int:
         port = (
-            choose_port(self._kept.get(name), self._taken) if asked is None else explicit_port(asked, name, self._taken)
+            choose_port(self._kept.get(name), self._taken, self._asked)
+            if asked is None
+            else explicit_port(asked, name, self._taken)
         )
         self.chosen[name] = port
         return port
@@ -49,7 +54,7 @@ def make_plan(home: StackHome, options: StackOptions, kept: Kept) -> Plan:
 
     Raises `StackError` where a wheel is missing, an explicit port is taken or no folder can be used.
     """
-    ports = _Ports(kept.ports)
+    ports = _Ports(kept.ports, frozenset(options.ports().values()))
     parts: list[Part] = []
     notes: tuple[str, ...] = ()
     profile = temporal_ui = engine_url = database_url = None

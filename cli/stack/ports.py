@@ -7,6 +7,7 @@ be connected to itself.
 
 import random
 import socket
+from collections.abc import Set
 from pathlib import Path
 
 from .errors import StackError
@@ -27,13 +28,16 @@ def is_free(port: int) -> bool:
     return True
 
 
-def choose_port(preferred: int | None, taken: set[int]) -> int:
-    """A free port: `preferred` if it is free, else a random one outside the ephemeral range; added to `taken`."""
+def choose_port(preferred: int | None, taken: set[int], reserved: Set[int] = frozenset()) -> int:
+    """A free port: `preferred` if it is free, else a random one outside the ephemeral range; added to `taken`.
+
+    Never one of `reserved`, which somebody else is to have.
+    """
     candidates = random.sample(range(_FIRST, _ephemeral_start()), k=200)
     if preferred is not None:
         candidates.insert(0, preferred)
     for port in candidates:
-        if port not in taken and is_free(port):
+        if port not in taken and port not in reserved and is_free(port):
             taken.add(port)
             return port
     raise StackError(f"No free TCP port was found on {HOST}; stop some servers and try again.")

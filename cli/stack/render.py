@@ -53,8 +53,8 @@ def render_status(status: StackStatus, console: Console) -> None:
         console.print(
             f"Stack in {status.home}: {status.phase}, supervisor pid {status.supervisor_pid}", highlight=False
         )
-    else:
-        console.print(f"No stack is running in {status.home}.", highlight=False)
+    elif status.there:
+        console.print(f"No stack is running in {status.home}: these servers are from elsewhere.", highlight=False)
     if status.error is not None:
         console.print(f"The last start failed: {status.error}", style="red", highlight=False)
     table = Table(box=None, pad_edge=False)

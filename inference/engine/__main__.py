@@ -69,6 +69,8 @@ def _require_packages() -> None:
 
 
 def _require_model(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise Refused(f"{folder} is a file; --model names the folder that a model was saved to.")
     if not folder.is_dir():
         raise Refused(f"There is no folder {folder}; --model names a folder with config.json and weights.")
     if not (folder / "config.json").is_file():

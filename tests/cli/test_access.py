@@ -61,6 +61,24 @@ def test_what_names_no_episode_is_refused(words: list[str]) -> None:
         episode_key(words)
 
 
+@pytest.mark.parametrize("number", ["2147483648", "1" + "0" * 20, "9" * 5000])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_number_that_no_row_can_have_is_refused_in_one_sentence(number: str, place: int) -> None:
+    numbers = ["0", "0", "0"]
+    numbers[place] = number
+    group, member, attempt = numbers
+    for words in (["run/a", *numbers], [f"run/a/group/{group}/episode/{member}/attempt/{attempt}"]):
+        with pytest.raises(CommandError) as refused:
+            episode_key(words)
+        assert str(refused.value).startswith("Groups, members and attempts are numbered up to 2147483647; ")
+        assert len(str(refused.value)) < 150
+
+
+def test_numbers_in_the_name_of_a_run_are_no_numbers_of_an_episode() -> None:
+    name = "run/seed-99999999999"
+    assert episode_key([f"{name}/group/1/episode/2"]) == EpisodeKey(run_id=name, group_no=1, member=2)
+
+
 def test_a_new_run_is_called_by_its_name_and_four_letters() -> None:
     made = {new_run_id("toy", None) for _ in range(50)}
     assert len(made) > 40

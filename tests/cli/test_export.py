@@ -4,7 +4,9 @@ import asyncio
 import json
 import os
 import sys
+from asyncio.subprocess import PIPE
 from pathlib import Path
+from typing import IO
 
 import pytest
 from atropos.db.store import open_store
@@ -85,39 +87,55 @@ async def test_an_unknown_run_is_one_sentence(atropos: Atropos, run_id: str) -> 
 
 
 async def test_of_two_exports_to_one_new_file_one_is_told_that_it_is_there(
-    atropos: Atropos, run_id: str, tmp_path: Path
+    database_url: str, run_id: str, tmp_path: Path
 ) -> None:
-    """Two processes, as from two shells; the fixture has put the addresses into the environment."""
+    """Two processes, as from two shells."""
     path = tmp_path / "both.jsonl"
-
-    async def export(rows: int) -> tuple[int, int | None, str]:
-        command = (
-            sys.executable,
-            "-m",
-            "atropos.cli.main",
-            "sft-gen",
-            run_id,
-            "--out",
-            str(path),
-            "--limit",
-            str(rows),
-        )
-        process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
-        _, err = await process.communicate()
-        return rows, process.returncode, err.decode()
-
-    found = await asyncio.gather(export(1), export(2))
-    assert sorted(code for _, code, _ in found) == [0, 1], found
-    [rows] = [rows for rows, code, _ in found if code == 0]
+    found = await asyncio.gather(
+        *(export(database_url, PIPE, "sft-gen", run_id, "--out", str(path), "--limit", str(rows)) for rows in (1, 2))
+    )
+    assert {code for code, _ in found} == {0, 1}
+    [rows] = [position + 1 for position, (code, _) in enumerate(found) if code == 0]
     assert len(path.read_text().splitlines()) == rows
-    assert any("is there already" in err for _, _, err in found)
+    assert any("is there already" in err for _, err in found)
+
+
+async def export(database_url: str, out: int | IO[bytes], *arguments: str) -> tuple[int | None, str]:
+    """Exit code and standard error of a process of its own."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "atropos.cli.main", *arguments),
+        stdout=out,
+        stderr=PIPE,
+        env=os.environ | {"DATABASE_URL": database_url},
+    )
+    _, err = await process.communicate()
+    return process.returncode, err.decode()
 
 
 async def test_what_is_no_file_is_not_replaced(atropos: Atropos, run_id: str, tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    for target in (pipe, tmp_path):
-        code, _, err = await atropos("sft-gen", run_id, "--out", str(target), "--force")
+    for target, words in (
+        (str(pipe), "is no file that could be replaced"),
+        (str(tmp_path), "is a folder; --out names a file in it, or - for standard output"),
+        ("", "--out is empty; name a file, or - for standard output"),
+    ):
+        code, _, err = await atropos("sft-gen", run_id, "--out", target, "--force")
         assert (code, err.count("\n")) == (1, 1)
-        assert "is no file" in err
+        assert words in err
     assert pipe.is_fifo()
+
+
+@pytest.mark.parametrize("command", ["sft-gen", "dpo-gen"])
+async def test_a_full_standard_output_is_one_sentence(database_url: str, command: str) -> None:
+    store = await open_store(database_url)
+    try:
+        run_id = await training_run(store)
+        for _ in range(3):  # more than standard output holds back, and than one page of rows that is fetched
+            await closed(store, run_id, tuple(1.0 + index for index in range(128)))
+    finally:
+        await store.close()
+    with Path("/dev/full").open("wb") as full:  # noqa: ASYNC230 - opening a device takes no time
+        most = ("--pairs", "128") if command == "dpo-gen" else ()
+        found = await export(database_url, full, command, run_id, "--out", "-", *most)
+    assert found == (1, "atropos: Standard output cannot be written: No space left on device.\n")

@@ -57,6 +57,10 @@ def test_version() -> None:
         (["run", "render"], "-f"),
         (["run", "concurrency", "x", "0"], "'groups'"),
         (["demo", "--episodes", "0"], "'--episodes'"),
+        (["run", "cancel", "x", "--reason", "y" * 501], "it has 501 characters; 500 at most"),
+        (["run", "pause", "x", "--reason", "y" * 100_000], "it has 100000 characters; 500 at most"),
+        (["env", "check", "calculator", "-n", "1000000000"], "'-n' / '--tasks'"),
+        (["sft-gen", "--top", "1" + "0" * 20], "'--top'"),
     ],
 )
 def test_wrong_usage_ends_with_2(arguments: list[str], words: str) -> None:

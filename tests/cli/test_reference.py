@@ -1,11 +1,12 @@
 """Pages made from code say what the code says now."""
 
+import inspect
 from pathlib import Path
 
 import pytest
 import typer
 from atropos.cli.main import _COMMANDS
-from atropos.cli.reference import command_line, main, run_file, sections
+from atropos.cli.reference import _inner, _members, command_line, field_notes, main, run_file, sections
 from atropos.contracts.runfile import RunConfig
 from atropos.settings import Settings
 from typer.testing import CliRunner
@@ -41,6 +42,17 @@ def test_every_field_of_the_run_file_has_its_line() -> None:
         assert all(f"\n| `{name}` | " in page for name in model.model_fields)
     assert "| `lr` | number, ≥ 0 | `1e-06` |" in page
     assert "`external`: Somebody else leases batches" in page
+
+
+def test_every_field_of_the_run_file_says_what_it_means() -> None:
+    silent = [
+        f"{path}.{name}"
+        for path, model in sections(RunConfig)
+        for name, field in model.model_fields.items()
+        if not (field_notes(model).get(name) or list(_members(field.annotation)) or _inner(field.annotation)[0])
+    ]
+    assert silent == [], "a text below each field; a section has that of its model"
+    assert all(inspect.getdoc(model) for _, model in sections(RunConfig))
 
 
 def test_every_command_and_every_setting_has_its_place() -> None:

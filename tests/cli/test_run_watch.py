@@ -1,13 +1,17 @@
 """What is shown of a run while it lasts."""
 
 import io
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from atropos.cli.run_watch import Extent, Rate, Seen, _Lines
+from atropos.contracts.activities import EvaluationOutcome
 from atropos.contracts.runfile import RunConfig, parse_run
-from atropos.contracts.states import EpisodeState, RunState
+from atropos.contracts.sampling import Sampling
+from atropos.contracts.states import EpisodeState, EvaluationState, RunState
 from atropos.db.batches import StepRow
+from atropos.db.evaluations import EvaluationRow
 from atropos.db.summary import EpisodeTotals, RunSummary
 from hypothesis import given
 from hypothesis import strategies as st
@@ -61,6 +65,24 @@ def test_a_plain_line_says_how_far_it_is_and_what_it_earns(steps: int | None, mo
     shown = page.getvalue().splitlines()
     assert shown[-1] == last
     assert len(shown) <= len(moments) + 1
+
+
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [(20, "evaluation step20-sums-eval of version 20 0.750"), (None, "evaluation step20-sums-eval 0.750")],
+)
+def test_an_evaluation_is_told_by_its_version_and_never_averaged_with_others(version: int | None, said: str) -> None:
+    name = "step20-sums-eval"
+    outcome = EvaluationOutcome(name=name, state=EvaluationState.COMPLETED, episodes=4, mean_reward=0.75, pass_at={})
+    row = EvaluationRow(
+        "run/x", name, "sums", "eval", 2, 2, 1.0, Sampling(), version, EvaluationState.COMPLETED, outcome
+    )
+    page, moment = io.StringIO(), seen(10, 50, None)
+    averaged = EpisodeTotals({EpisodeState.DONE: 9}, {}, {}, 0.5, 9)
+    summary = replace(moment.summary, episodes={**moment.summary.episodes, "eval": averaged})
+    _Lines(Console(file=page, width=200), Extent.of(config(30))).show(replace(moment, summary=summary, evaluation=row))
+    assert page.getvalue().rstrip().endswith(said)
+    assert "0.500" not in page.getvalue()
 
 
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 500)), min_size=2, max_size=40))

@@ -274,6 +274,7 @@ async def test_check_shows_the_run_and_starts_nothing(world: World, atropos: Atr
             f"model.path={run_file.parent}",
             f"model.path: no tokenizer can be read from the folder {run_file.parent}; name one that a model was saved",
         ),
+        (f"model.path={run_file}", f"model.path: {run_file} is a file, not a folder; name the folder that a model was"),
         ("model.path=/nowhere/at/all", "model.path: the folder /nowhere/at/all does not exist"),
         ("model.renderer=qwen33", "no chat format is called 'qwen33'; did you mean 'qwen3'?"),
     ):

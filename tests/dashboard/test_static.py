@@ -111,3 +111,38 @@ def test_a_folder_that_cannot_be_finished_leaves_what_was_there(tmp_path: Path) 
         (fresh / "index.html").write_text(str(1 // 0))
     assert (out / "index.html").read_text() == "first"
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_of_two_that_write_to_one_folder_at_once_the_second_is_refused(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    for first in ("new", "again"):  # where nothing was, and where pages of ours were
+        with pytest.raises(ForeignFolder, match="was written by another `atropos view` meanwhile; name another"):
+            twice(out, first)
+        assert (out / "index.html").read_text() == first
+        assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def twice(out: Path, first: str) -> None:
+    with replaced(out) as late:
+        (late / "index.html").write_text("late")
+        with replaced(out) as early:
+            (early / "index.html").write_text(first)
+
+
+def test_a_folder_that_was_taken_away_meanwhile_is_not_put_back(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with replaced(out) as fresh:
+        (fresh / "index.html").write_text("first")
+    with pytest.raises(ForeignFolder, match="meanwhile"), replaced(out) as fresh:
+        out.rename(tmp_path / "mine")
+    assert not out.exists()
+    assert (tmp_path / "mine" / "index.html").read_text() == "first"
+
+
+def test_a_folder_without_a_name_is_refused(
+    hostile: EpisodeKey, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert view(database_url, monkeypatch, hostile.run_id, "--html", "") == (
+        1,
+        "atropos: --html is empty; name a folder to write.\n",
+    )

@@ -9,10 +9,10 @@ from atropos.contracts.runfile import RunConfig, RunFileError
 from atropos.contracts.states import RunState
 from atropos.db.engines import engines_of
 from atropos.db.registration import engine_taken, first_user, register_run
-from atropos.db.runs import get_run, set_run_state
+from atropos.db.runs import create_run, get_run, set_run_state
 from atropos.db.store import Store
 
-from .samples import mixture, run_config
+from .samples import mixture, rows, run_config
 
 TRAINS = {"trainer": {"kind": "builtin"}}
 OUTSIDE = {"trainer": {"kind": "external"}}
@@ -27,6 +27,20 @@ async def register(store: Store, config: RunConfig, run_id: str | None = None) -
     name = run_id or f"run/{uuid.uuid4().hex[:8]}"
     await register_run(store, name, config, mixture())
     return name
+
+
+@pytest.mark.parametrize("run_id", ["run/a/group/0", "run/\x1b[2J", "a\0b", "x" * 900])
+async def test_an_id_that_no_run_can_have_is_refused_and_leaves_no_row(store: Store, run_id: str) -> None:
+    before = await rows(store, "SELECT count(*) FROM runs")
+    with pytest.raises(RunFileError, match="cannot be used: after run/ it has up to 100 letters"):
+        await register(store, run_config(engines=[{"url": somewhere()}]), run_id)
+    assert await rows(store, "SELECT count(*) FROM runs") == before
+
+
+async def test_a_run_that_has_such_an_id_already_goes_on(store: Store) -> None:
+    run_id, config = f"run/of/old/{uuid.uuid4().hex[:8]}", run_config(engines=[{"url": somewhere()}])
+    await create_run(store, run_id, config, mixture())
+    assert (await register_run(store, run_id, config, mixture())).run_id == run_id
 
 
 @pytest.mark.parametrize(

@@ -208,6 +208,7 @@ def test_images_are_refused_in_words(renderer: TokenRenderer) -> None:
     ("path", "name", "says"),
     [
         ("./nowhere", "qwen3", "the folder ./nowhere does not exist"),
+        ("{file}", "qwen3", "renderer.json is a file, not a folder; name the folder that a model was saved to"),
         ("{empty}", "qwen3", "no tokenizer can be read from the folder"),
         ("{good}", "qwen33", "did you mean 'qwen3'"),
         ("{good}", "llama_3", "does not fit the tokenizer"),
@@ -221,6 +222,7 @@ def test_a_model_that_cannot_be_used_is_refused_in_a_sentence(
 ) -> None:
     (tmp_path / "renderer.json").write_text("[1]")
     folders = {"empty": policy_folder.parent, "good": policy_folder, "broken": tmp_path}
+    folders["file"] = tmp_path / "renderer.json"
     with pytest.raises(TokensError, match=says):
         load_renderer(ModelConfig(path=path.format(**folders), renderer=name))
 

@@ -13,7 +13,7 @@ from atropos.contracts import queues
 from atropos.contracts.ids import EpisodeKey
 from atropos.contracts.reasons import FailureKind, StopReason
 from atropos.contracts.records import EpisodeFacts
-from atropos.contracts.states import EpisodeState, GroupState, RunState
+from atropos.contracts.states import LONGEST_REASON, EpisodeState, GroupState, RunState
 from atropos.contracts.workflows import RUN_WORKFLOW
 from atropos.db.episodes import episode_scores, load_episode
 from atropos.db.groups import load_group, open_groups
@@ -374,6 +374,39 @@ async def test_more_than_one_input_fails_with_a_sentence_instead_of_being_tried_
     with pytest.raises(WorkflowFailureError) as failed:
         await asyncio.wait_for(run, 30)
     assert f"one input, its run file; {len(inputs)} were given" in str(failed.value.cause)
+
+
+@pytest.mark.parametrize("run_id", ["run/{}/rollout", "run/{}\x1b[2J", "{}" + "x" * 900, "run/{} x"])
+async def test_an_id_that_no_run_can_have_fails_with_a_sentence(world: World, services: Services, run_id: str) -> None:
+    run = world.client.execute_workflow(
+        RUN_WORKFLOW, world.document("Effects"), id=run_id.format(uuid.uuid4().hex[:6]), task_queue=queues.WORKFLOWS
+    )
+    with pytest.raises(WorkflowFailureError) as failed:
+        await asyncio.wait_for(run, 30)
+    sentence = str(failed.value.cause)
+    assert "cannot be used: after run/ it has up to 100 letters" in sentence
+    assert "\x1b" not in sentence
+
+
+async def test_a_reason_of_any_length_is_kept_short(world: World, services: Services) -> None:
+    world.engine.down = True
+    try:
+        handle = await world.start(world.document("Effects"))
+        await eventually(lambda: registered(services, handle.id))
+        await handle.execute_update("pause", "why not \0" * 20_000)
+        row = await get_run(services.store, handle.id)
+        assert row is not None
+        assert (row.state, len(row.reason or ""), (row.reason or "")[-1]) == (RunState.PAUSED, LONGEST_REASON, "…")
+        await handle.execute_update("cancel", "x" * LONGEST_REASON)
+        row = await get_run(services.store, handle.id)
+        assert row is not None
+        assert (row.state, row.reason) == (RunState.CANCELLED, "x" * LONGEST_REASON)
+    finally:
+        world.engine.down = False
+
+
+async def registered(services: Services, run_id: str) -> bool:
+    return await get_run(services.store, run_id) is not None
 
 
 async def test_a_run_cancelled_while_it_is_registered_leaves_no_row_that_runs(
