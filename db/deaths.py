@@ -140,6 +140,8 @@ async def import_deaths(store: Store, imported: Import) -> int | None:
 
     None where the store does not know the run.
     """
+    if "\0" in imported.run_id + imported.environment:  # not even a question that Postgres can be asked
+        return None
     values = {"run": imported.run_id, "environment": imported.environment, "kind": IMPORT_DEATH}
     async with store.direct() as connection:
         row = await (await connection.execute(_IMPORT_DEATHS, values)).fetchone()

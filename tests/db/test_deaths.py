@@ -2,6 +2,7 @@
 
 import uuid
 
+import pytest
 from atropos.contracts.states import RunState
 from atropos.db.deaths import (
     Apart,
@@ -115,8 +116,9 @@ async def test_deaths_over_an_import_count_by_worker_and_environment_since_the_r
     assert await import_deaths(store, one) == 0
 
 
-async def test_an_import_of_a_run_without_a_row_cannot_be_told_of(store: Store) -> None:
-    one = Import("run/none", "sums")
+@pytest.mark.parametrize(("run_id", "label"), [("run/none", "sums"), ("run/no\0ne", "sums"), ("run/none", "su\0ms")])
+async def test_an_import_of_a_run_without_a_row_cannot_be_told_of(store: Store, run_id: str, label: str) -> None:
+    one = Import(run_id, label)
     assert not await record_import_death(store, "a", one)
     assert await import_deaths(store, one) is None
 
