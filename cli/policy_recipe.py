@@ -35,10 +35,15 @@ _MEASURED: Final = 512
 TEMPERATURE: Final = 0.8
 """What the policy is measured at and the demo samples at. At 1 much of what a trained one gets wrong is one token drawn
 from the tail."""
+_SKILLED: Final = 0.36
+"""Loss (nats a token) of a policy that can copy a result, three digits of it too; what is left is the demonstrations'
+noise, 0.33. One that is stopped while its reward is still rising has not learnt that yet: of seven such policies three
+were at 0.85 after the whole demo, where those stopped on the plateau reach 0.95."""
 COMPLETION: Final = 48
 """Tokens of one completion; a correct tool call has about 14."""
 _ROOT: Final = Path(__file__).resolve().parent.parent
 _SOURCES: Final = ("cli/policy_recipe.py", "inference/tiny_policy.py", "trainer/cold_start.py", "trainer/generate.py")
+_SETTINGS: Final = {"context": CONTEXT, "temperature": TEMPERATURE, "measure_below": _SKILLED}
 _WRONG_CALLS: Final = (
     ToolCall(id="call_0", name="calculator", arguments={"expression": "x"}),
     ToolCall(id="call_0", name="calculator", arguments={"expression": "(1"}),
@@ -103,7 +108,7 @@ class Recipe:
             pad_id=renderer.stop_token_ids[1],
             stop_ids=renderer.stop_token_ids,
             measure=lambda sampler, episodes: self.measure(renderer, sampler, episodes),
-            settings=ColdStartSettings(**{"context": CONTEXT, "temperature": TEMPERATURE} | self.settings),
+            settings=ColdStartSettings(**_SETTINGS | self.settings),
             seed=self.seed,
             threads=threads,
             progress=progress,

@@ -1,7 +1,7 @@
 """The supervised cold start of a tiny policy, stopped by the reward it earns.
 
 Invariant: the weights that come out earn a mean reward inside the band, measured by sampling whole episodes. A loss
-cannot say that: the skill of copying a tool's result appears late and at once. Below the band reinforcement finds
+alone cannot say that: the skill of copying a tool's result appears late and at once. Below the band reinforcement finds
 nothing to reinforce, above it nothing is left to show. Once the reward may be near, snapshots are kept, so that a
 stretch of training that runs past the band is searched backwards instead of thrown away.
 
@@ -53,7 +53,7 @@ class ColdStartSettings:
     max_steps: int = 1500
     measure_every: int = 25
     measure_below: float = 0.6
-    """Smoothed loss from which on the reward is measured."""
+    """Smoothed loss from which on the reward is measured: training never ends above it."""
     snapshot_every: int = 5
     episodes: int = 512
     """Of a full measurement: its standard error is at most 0.022."""
