@@ -42,6 +42,7 @@ _LOOK_EVERY_S: Final = 0.2
 """Between two looks at the rows: a new version is found within this."""
 _ASK_EVERY_S: Final = 1.0
 """Between two questions to engines that held the right version a moment ago."""
+_LAST_TRIES: Final = 3
 _AGAIN_S: Final = 20.0
 """Before an engine that holds what it should not is given the same version again."""
 _LOAD_S: Final = 1800.0
@@ -95,9 +96,16 @@ class PublishingActivities:
             await asyncio.sleep(_LOOK_EVERY_S)
 
     async def _last(self, run_id: str, target: Wanted) -> None:
-        """A run that ends leaves its last version in the engines that can be reached; it waits for no other."""
-        if any(one.reached for one in await self._bring(run_id, target)):
-            await mark_published(self._services.store, run_id, target.version)
+        """A run that ends leaves its last version in the engines that can be reached; it waits for no other.
+
+        An engine that failed a moment ago is asked again at once, and one that is just coming back has three seconds.
+        """
+        for _ in range(_LAST_TRIES):
+            self._not_before = {key: until for key, until in self._not_before.items() if key[0] != run_id}
+            if any(one.reached for one in await self._bring(run_id, target)):
+                await mark_published(self._services.store, run_id, target.version)
+                return
+            await asyncio.sleep(_ASK_EVERY_S)
 
     async def _bring(self, run_id: str, target: Wanted) -> list[_Held]:
         """Ask every engine what it holds, and load those that hold something else, one at a time."""

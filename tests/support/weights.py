@@ -44,10 +44,12 @@ def every_other(right: str, wrong: str) -> Script:
 
 @dataclass
 class WeightedEngine(ScriptedEngine):
-    """`loaded`: what it was told to load, in order. `loads_instead`: a folder it takes whatever it is told to load."""
+    """`loaded`: what it was told to load, in order. `loads_instead`: a folder it takes whatever it is told to load.
+    `fails_to_name`: a label for which it answers 500, once."""
 
     loaded: list[str] = field(default_factory=list)
     loads_instead: Path | None = None
+    fails_to_name: str | None = None
     paused: bool = False
     incarnation: str = "scripted"
 
@@ -102,7 +104,11 @@ class WeightedEngine(ScriptedEngine):
         return JSONResponse({"results": [None]})
 
     async def _name(self, request: Request) -> Response:
-        self.label = (await request.json())["new_version"]
+        label = (await request.json())["new_version"]
+        if label == self.fails_to_name:
+            self.fails_to_name = None
+            return JSONResponse({"error": {"message": "no"}}, 500)
+        self.label = label
         return JSONResponse({"success": True, "new_version": self.label})
 
     async def _digests(self, request: Request) -> Response:

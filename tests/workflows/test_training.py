@@ -86,6 +86,17 @@ async def test_a_run_trains_its_steps_and_every_version_reaches_the_engine(world
     assert kept - {"version-000001"} == {"version-000002", "version-000003"}
 
 
+async def test_a_last_version_that_an_engine_failed_to_take_is_given_to_it_before_the_run_ends(world: World) -> None:
+    engine = holds(world)
+    async with world.workers():
+        handle = await world.start(world.training("Effects", steps=1))
+        last = engine.fails_to_name = weight_label(handle.id, 1)
+        assert (await asyncio.wait_for(handle.result(), 60)).state is RunState.COMPLETED
+    assert engine.fails_to_name is None
+    assert engine.label == last
+    assert engine.loaded[-1] == engine.loaded[-2]
+
+
 async def test_a_run_that_trains_is_sound_at_every_moment(world: World) -> None:
     document = world.training("Effects", steps=3)
     looks = 0
