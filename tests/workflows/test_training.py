@@ -278,6 +278,7 @@ async def test_metrics_reach_wandb_offline_once_a_step(world: World, tmp_path: P
     document = world.training("Effects", steps=2, wandb={"project": "test", "mode": "offline"})
     async with world.workers():
         run_id = (await asyncio.wait_for(world.run(document), 90)).run_id
-    folder = tmp_path / "home" / "wandb" / quote(run_id, safe="")
-    await until(lambda: (folder / LAST_STEP).is_file() and json.loads((folder / LAST_STEP).read_text())["step"] == 2)
+        folder = tmp_path / "home" / "wandb" / quote(run_id, safe="")
+        last = folder / LAST_STEP
+        await until(lambda: last.is_file() and json.loads(last.read_text())["step"] == 2)
     assert list(folder.glob("wandb/offline-run-*/*.wandb"))
