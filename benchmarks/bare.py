@@ -1,10 +1,11 @@
-"""Bare Temporal: the product's shape of activities with empty bodies and no rows, as the other baseline.
+"""Bare Temporal: the product's shape of activities with bodies that only sleep and no rows, as the other baseline.
 
 A group of eight children; each child one local start, six scheduled model calls on a queue of their own with five
 local answers between them, one local finish; the group one local close.
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -25,19 +26,31 @@ class Step:
     said: str = ""
 
 
-@activity.defn
-async def bare_model(step: Step) -> Step:
-    return Step(step.episode, step.turn, "look(at=1)")
+class Bodies:
+    """Activities that sleep, and nothing else: seconds of a model call and of a tool."""
+
+    def __init__(self, model_s: float, tool_s: float) -> None:
+        self._model_s, self._tool_s = model_s, tool_s
+
+    @activity.defn
+    async def bare_model(self, step: Step) -> Step:
+        await asyncio.sleep(self._model_s)
+        return Step(step.episode, step.turn, "look(at=1)")
+
+    @activity.defn
+    async def bare_tool(self, step: Step) -> Step:
+        await asyncio.sleep(self._tool_s)
+        return Step(step.episode, step.turn, "Nothing at 1.")
+
+    @activity.defn
+    async def bare_mark(self, step: Step) -> Step:
+        """Begins or ends an episode or a group."""
+        return Step(step.episode, step.turn)
 
 
-@activity.defn
-async def bare_local(step: Step) -> Step:
-    return Step(step.episode, step.turn, "Nothing at 1.")
-
-
-async def _local(step: Step) -> Step:
-    return await workflow.execute_local_activity(
-        bare_local,
+async def _local(body: Callable[[Bodies, Step], Awaitable[Step]], step: Step) -> Step:
+    return await workflow.execute_local_activity_method(
+        body,
         step,
         start_to_close_timeout=timedelta(seconds=2),
         retry_policy=RetryPolicy(maximum_attempts=3),
@@ -48,18 +61,18 @@ async def _local(step: Step) -> Step:
 class BareEpisode:
     @workflow.run
     async def run(self, name: str) -> str:
-        await _local(Step(name, -1))
+        await _local(Bodies.bare_mark, Step(name, -1))
         for turn in range(TURNS):
-            await workflow.execute_activity(
-                bare_model,
+            await workflow.execute_activity_method(
+                Bodies.bare_model,
                 Step(name, turn),
                 task_queue=MODEL_QUEUE,
                 start_to_close_timeout=timedelta(hours=2),
                 heartbeat_timeout=timedelta(seconds=5),
             )
             if turn < TURNS - 1:
-                await _local(Step(name, turn))
-        await _local(Step(name, TURNS))
+                await _local(Bodies.bare_tool, Step(name, turn))
+        await _local(Bodies.bare_mark, Step(name, TURNS))
         return name
 
 
@@ -74,5 +87,5 @@ class BareGroup:
             for member in range(size)
         ]
         await asyncio.gather(*children)
-        await _local(Step(name, 0))
+        await _local(Bodies.bare_mark, Step(name, 0))
         return name

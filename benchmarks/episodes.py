@@ -4,6 +4,8 @@ Groups of eight six-turn episodes, a fake engine, real Temporal and Postgres, ev
 * `vs_every_step_scheduled`: turns/s of the product over the same workflows with every step scheduled (rows written).
 * `vs_bare_temporal`: turns/s of the product over the same scheduled and local no-ops without rows.
 * `steady_wall_ratio`: wall time of 512 episodes, 64 at once, 1 s model and 0.1 s tool, over the ideal 512/64 x 6.6 s.
+* `steady_vs_bare_temporal`: the same wall time over that of the same sleeps in bare Temporal without rows: how much of
+  the ratio before is the product's, and how much is Temporal on this machine, in this hour.
 
 Each pair is measured in turn and the ratios are medians over `--repeat` rounds. The last line is one JSON object.
 """
@@ -40,13 +42,15 @@ STEADY_EPISODES, MODEL_S, TOOL_S = 512, 1.0, 0.1
 ROLES = ("workflows", "model,tools,control")
 
 
-def workers(stack: RunningStack, model: Path, variant: str, model_s: float = 0.0) -> AbstractContextManager[None]:
+def workers(
+    stack: RunningStack, model: Path, variant: str, model_s: float = 0.0, tool_s: float = 0.0
+) -> AbstractContextManager[None]:
     """The product's two worker processes (or the bare baseline's), ready."""
     assert stack.temporal_address is not None
     assert stack.database_url is not None
     given = (
         "--temporal", stack.temporal_address, "--database", stack.database_url.get_secret_value(),
-        "--model", str(model), "--model-s", str(model_s),
+        "--model", str(model), "--model-s", str(model_s), "--tool-s", str(tool_s),
     )  # fmt: skip
     roles = ("workflows", "model") if variant == "bare" else ROLES
     return running(
@@ -115,14 +119,19 @@ async def compare(stack: RunningStack, client: Client, model: Path, episodes: in
 
 async def steady(stack: RunningStack, client: Client, model: Path, repeat: int) -> dict[str, float]:
     """512 episodes, 64 at once, with a model and tools that take their time. The median over rounds."""
-    walls = []
+    walls: dict[str, list[float]] = {"product": [], "bare": []}
     for round_no in range(repeat):
-        with workers(stack, model, "product", MODEL_S):
-            walls.append(await product(client, f"steady-{round_no}", model, STEADY_EPISODES, TOOL_S))
-        print(f"round {round_no + 1}: steady      {walls[-1]:6.1f} s", flush=True)
-    seconds = statistics.median(walls)
+        for variant, seconds in walls.items():
+            with workers(stack, model, variant, MODEL_S, TOOL_S):
+                if variant == "bare":
+                    seconds.append(await bare(client, f"bare-steady-{round_no}", STEADY_EPISODES))
+                else:
+                    seconds.append(await product(client, f"steady-{round_no}", model, STEADY_EPISODES, TOOL_S))
+            print(f"round {round_no + 1}: steady {variant:<8} {seconds[-1]:6.1f} s", flush=True)
+    wall = statistics.median(walls["product"])
     ideal = STEADY_EPISODES / AT_ONCE * TURNS * (MODEL_S + TOOL_S)
-    return {"steady_wall_ratio": seconds / ideal, "steady_wall_s": seconds}
+    against = statistics.median(ours / theirs for ours, theirs in zip(*walls.values(), strict=True))
+    return {"steady_wall_ratio": wall / ideal, "steady_wall_s": wall, "steady_vs_bare_temporal": against}
 
 
 async def measure(stack: RunningStack, model: Path, given: argparse.Namespace) -> dict[str, float]:

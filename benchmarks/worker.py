@@ -23,14 +23,14 @@ from . import bare
 from .fake_engine import FakeEngine
 
 
-async def serve_bare(address: str, roles: list[WorkerRole], ready: Path) -> None:
+async def serve_bare(address: str, roles: list[WorkerRole], ready: Path, bodies: bare.Bodies) -> None:
     client = await connect(address)
     model = WorkerRole.MODEL in roles
     worker = Worker(
         client,
         task_queue=bare.MODEL_QUEUE if model else bare.QUEUE,
         workflows=() if model else (bare.BareGroup, bare.BareEpisode),
-        activities=(bare.bare_model,) if model else (bare.bare_local,),
+        activities=(bodies.bare_model,) if model else (bodies.bare_tool, bodies.bare_mark),
         max_concurrent_activities=128,
         no_remote_activities=not model,
     )
@@ -47,13 +47,17 @@ def main() -> None:
     parser.add_argument("--database", required=True)
     parser.add_argument("--model", required=True)
     parser.add_argument("--model-s", type=float, default=0.0)
+    parser.add_argument(
+        "--tool-s", type=float, default=0.0, help="of the bare variant; the others have it in their run"
+    )
     given = parser.parse_args()
     roles = [WorkerRole(name) for name in given.roles.split(",")]
     settings = load_settings(shutdown_grace_s=1.0)
     if given.variant == "bare":
         if settings.ready_file is None:
             sys.exit("ATROPOS_READY_FILE names no file")
-        asyncio.run(serve_bare(given.temporal, roles, settings.ready_file))
+        bodies = bare.Bodies(given.model_s, given.tool_s)
+        asyncio.run(serve_bare(given.temporal, roles, settings.ready_file, bodies))
         return
     workflows = list(WORKFLOWS)
     if given.variant == "every_step":
