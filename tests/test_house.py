@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "dashboard": ABOVE,
     "cli": ABOVE | {"dashboard", "gateway"},
 }
-COMMAND_LINES = {("db/migrate.py", "settings")}
+COMMAND_LINES = {("db/migrate.py", "settings"), ("inference/engine/__main__.py", "settings")}
 """What a module needs only when it is run as a program."""
 WITHOUT_TEMPORAL = {"contracts", "environments", "inference", "trainer", "db"}
 

@@ -15,6 +15,8 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from ...settings import secret_from_environment
+
 NEEDED = ("torch", "transformers", "safetensors", "starlette", "uvicorn")
 
 
@@ -25,6 +27,7 @@ class Refused(Exception):
 def main(argv: list[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
+        arguments.token = _token(arguments.token, arguments.token_env)
         _require_packages()
         _require_model(arguments.model)
         listener = _bind(arguments.host, arguments.port, arguments.token)
@@ -49,6 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--kv-cache-mb", type=_positive, default=512, help="memory for keys and values, in MiB")
     add("--threads", type=_positive, help="torch threads on a CPU; default: half the cores, at most 4")
     add("--token", help="bearer token that requests must carry; needed to listen beyond this machine")
+    add("--token-env", help="variable that holds the token, which then does not show in lists of processes")
     return parser
 
 
@@ -57,6 +61,17 @@ def _positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError("must be at least 1")
     return value
+
+
+def _token(token: str | None, variable: str | None) -> str | None:
+    if variable is None:
+        return token
+    if token is not None:
+        raise Refused("--token and --token-env both name the token; give one of them.")
+    held = secret_from_environment(variable)
+    if held is None:
+        raise Refused(f"The environment variable {variable}, which --token-env names, is empty.")
+    return held
 
 
 def _require_packages() -> None:
@@ -79,7 +94,9 @@ def _require_model(folder: Path) -> None:
 
 def _bind(host: str, port: int, token: str | None) -> socket.socket:
     if not token and not _loopback(host):
-        raise Refused(f"Listening on {host} would open the engine to others: add --token, or use 127.0.0.1.")
+        raise Refused(
+            f"Listening on {host} would open the engine to others: add --token-env or --token, or use 127.0.0.1."
+        )
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

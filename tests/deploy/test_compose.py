@@ -1,6 +1,7 @@
 """docker-compose.yml says what the code understands: no engine of containers is needed to know that it would start."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -119,7 +120,35 @@ def test_the_run_file_for_it_names_its_engine_its_model_and_its_key(deployment: 
     name, _, port = engine.url.removeprefix("http://").partition(":")
     assert int(port) in served(deployment)[name]
     assert f"--model={config.model.path}" in deployment.services[name]["command"]
-    assert all(engine.api_key_env in service["environment"] for service in deployment.ours().values())
+    callers = {name for name, service in deployment.ours().items() if engine.api_key_env in service["environment"]}
+    assert set(deployment.ours()) - callers == {"dashboard"}
+
+
+def test_the_dashboard_can_change_nothing_and_knows_no_key_but_its_own(deployment: Deployment) -> None:
+    dashboard = deployment.services["dashboard"]
+    assert all(mount.endswith(":ro") for mount in dashboard["volumes"])
+    assert [name for name in dashboard["environment"] if "KEY" in name or "TOKEN" in name] == [
+        "ATROPOS_DASHBOARD_TOKEN"
+    ]
+
+
+def test_no_secret_stands_on_a_command_line(deployment: Deployment) -> None:
+    for name, service in deployment.services.items():
+        words = " ".join(service.get("command") or [])
+        assert not any(secret in words.replace("--token-env=ENGINE_API_KEY", "") for secret in SECRETS), name
+
+
+def test_no_log_grows_without_end(deployment: Deployment) -> None:
+    for name, service in deployment.services.items():
+        assert "max-size" in service["logging"]["options"], name
+
+
+def test_each_variable_that_its_page_names_is_one(deployment: Deployment) -> None:
+    page = (ROOT / "docs/deploy.md").read_text("utf-8")
+    named = set(re.findall(r"`([A-Z]+(?:_[A-Z]+)+)`", page)) | set(re.findall(r"^([A-Z_]+)=", page, re.M))
+    assert named >= {"ATROPOS_MAX_MODEL_CALLS", "ACTIVITY_WORKERS", "VLLM_MODEL"}
+    known = {"DATABASE_URL", "TEMPORAL_ADDRESS", "COMPOSE_PROFILES"}  # of workers elsewhere, and Compose's own
+    assert {name for name in named - known if f"${{{name}:" not in deployment.text} == set()
 
 
 @pytest.mark.parametrize(
@@ -130,7 +159,13 @@ def test_what_pages_tell_people_to_type_is_understood(deployment: Deployment, pa
 
 
 @pytest.mark.parametrize(
-    "line", ["docker compose run --rm cli run strat", "docker compose logs wroker", "docker compose up --scale x=2"]
+    "line",
+    [
+        "docker compose run --rm cli run strat",
+        "docker compose logs wroker",
+        "docker compose up --scale x=2",
+        "docker compose run --rm --entrypoint tar cli -cf - x > x.tar",
+    ],
 )
 def test_a_line_that_would_be_refused_is_seen(deployment: Deployment, line: str) -> None:
     assert list(told_problems(told(f"```\n{line}\n```\n"), deployment)) != []

@@ -29,6 +29,7 @@ THIRD_PARTY = {
     "TEMPORAL_NAMESPACE": "Temporal's envconfig",
     "HF_HOME": "the hub's client",
     "HF_TOKEN": "the hub's client",
+    "HF_HUB_OFFLINE": "the hub's client",
     "WANDB_API_KEY": "W&B",
     "ENGINE_API_KEY": "named by run files: api_key_env",
 }
@@ -315,6 +316,8 @@ def told_problems(lines: list[str], deployment: Deployment) -> Iterator[str]:
     """Commands for people that name no service, or that `atropos` would refuse."""
     for line in lines:
         words = shlex.split(line[line.index("docker compose") :])[2:]
+        if words[:1] in (["run"], ["exec"]) and re.search(r" [<>] ", line) and "-T" not in words:
+            yield f"{line}: bytes go through a terminal without -T"
         for scaled in re.findall(r"--scale ([\w-]+)=", line):
             if scaled not in deployment.services:
                 yield f"{line}: no service {scaled}"

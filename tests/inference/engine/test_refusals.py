@@ -30,7 +30,7 @@ def test_a_taken_port_is_named_before_anything_is_loaded(weights: tuple[Path, Pa
     assert "--port" in sentence
 
 
-KINDS = ["absent", "empty", "torn", "too long", "journal", "open", "little cache", "no device"]
+KINDS = ["absent", "empty", "torn", "too long", "journal", "open", "little cache", "no device", "no key", "two keys"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -54,6 +54,10 @@ def test_what_cannot_be_served_is_refused_in_a_sentence(
         more, expected = ["--host", "0.0.0.0"], "--token"
     elif kind == "little cache":
         more, expected = ["--kv-cache-mb", "1"], "--kv-cache-mb"
+    elif kind == "no key":
+        more, expected = ["--token-env", "ATROPOS_TEST_UNSET"], "ATROPOS_TEST_UNSET"
+    elif kind == "two keys":
+        more, expected = ["--token-env", "PATH", "--token", "s3cret"], "give one of them"
     else:
         device = "cuda" if sys.platform == "darwin" else "mps"
         more, expected = ["--device", device], f"no {device} device"
@@ -62,6 +66,17 @@ def test_what_cannot_be_served_is_refused_in_a_sentence(
     assert expected in printed.err
     assert len(printed.err.strip().splitlines()) == 1
     assert printed.out == ""
+
+
+def test_a_token_from_the_environment_lets_the_engine_listen_for_others(
+    weights: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ENGINE_API_KEY", "s3cret")
+    opened = ["--host", "0.0.0.0", "--token-env", "ENGINE_API_KEY"]
+    assert main(["--model", str(weights[0]), "--port", "0", *opened, "--max-model-len", "9999"]) == 2
+    printed = capsys.readouterr()
+    assert "1024 positions" in printed.err  # refused for this alone
+    assert "s3cret" not in printed.err + printed.out
 
 
 async def test_a_token_opens_every_route(weights: tuple[Path, Path]) -> None:
