@@ -47,9 +47,6 @@ class FakeEngine:
     async def weight_info(self) -> WeightInfo:
         return WeightInfo("default", "fake")
 
-    async def label(self) -> str:
-        return "default"
-
     async def context_limit(self) -> int | None:
         return None
 

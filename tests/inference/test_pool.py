@@ -35,9 +35,6 @@ class Idle:
     async def weight_info(self) -> WeightInfo:
         raise NotImplementedError
 
-    async def label(self) -> str:
-        raise NotImplementedError
-
     async def context_limit(self) -> int | None:
         return None
 

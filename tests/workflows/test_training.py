@@ -12,14 +12,12 @@ import pytest
 from atropos.cli.audit import audit
 from atropos.cli.errors import CommandError
 from atropos.cli.run_fork import forked
-from atropos.cli.run_retries import retried
 from atropos.contracts.ids import trainer_workflow_id, weight_label
 from atropos.contracts.states import RunState
 from atropos.db.batches import train_steps
 from atropos.db.engines import version_paths
 from atropos.db.evaluations import get_evaluation
 from atropos.db.runs import get_run
-from atropos.inference.connection import _LABEL_S
 from atropos.trainer.tracking import LAST_STEP
 from temporalio.client import WorkflowFailureError
 
@@ -150,30 +148,6 @@ async def test_an_engine_that_was_restarted_is_given_the_version_it_should_hold(
     assert lives == [("scripted",), ("scripted+",)]
     unknown = rows(world, "SELECT spans FROM turns WHERE run_id = %s AND spans::text LIKE '%%default%%'", handle.id)
     assert unknown == []
-
-
-async def test_a_restarted_engine_is_asked_for_nothing_until_weights_of_the_run_are_loaded_into_it(
-    world: World,
-) -> None:
-    engine = holds(world)
-    async with world.workers():
-        handle = await world.start(world.training("Effects", steps=3))
-        await until(lambda: rows(world, "SELECT FROM train_steps WHERE run_id = %s", handle.id))
-        engine.loadable.clear()
-        engine.down = True
-        await asyncio.sleep(2 * _LABEL_S)  # no process starts anew sooner
-        engine.restart()
-        engine.down = False
-        told: list[str] = []
-        async with asyncio.timeout(60):
-            while not any("serves weights 'default', which this run never published" in one for one in told):
-                told = await retried(world.client, handle.id)
-        engine.loadable.set()
-        assert (await asyncio.wait_for(handle.result(), 90)).state is RunState.COMPLETED
-    assert engine.incarnation == "scripted+"
-    assert engine.label == weight_label(handle.id, 3)
-    assert engine.asked_with
-    assert "default" not in engine.asked_with
 
 
 async def test_wrong_weights_are_quarantined_with_a_reason_and_healed_by_a_right_load(
