@@ -37,8 +37,8 @@ TEMPERATURE: Final = 0.8
 from the tail."""
 _SKILLED: Final = 0.36
 """Loss (nats a token) of a policy that can copy a result, three digits of it too; what is left is the demonstrations'
-noise, 0.33. One that is stopped while its reward is still rising has not learnt that yet: of seven such policies three
-were at 0.85 after the whole demo, where those stopped on the plateau reach 0.95."""
+noise, 0.33. One that is stopped while its reward is still rising has not learnt that yet: of four such policies two
+ended at 0.85 after as many steps as the demo's, where those stopped on the plateau reach 0.95."""
 COMPLETION: Final = 48
 """Tokens of one completion; a correct tool call has about 14."""
 _ROOT: Final = Path(__file__).resolve().parent.parent
