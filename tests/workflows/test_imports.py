@@ -1,8 +1,6 @@
 """An environment whose import hangs or kills its worker: it costs two lives, and then the run is refused."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +15,8 @@ from atropos.db.events import IMPORT_DEATH
 from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import ApplicationError
 
-from ..support.scripted import scripted_engine
-from ..support.world import ROLES, World, new_namespace
-from .conftest import looks_twice
+from ..support.world import ROLES, World
+from .conftest import MakeWorld
 
 ENDS_WITHIN_S = 120.0
 STUCK_S = 3.0
@@ -39,7 +36,6 @@ BAD = {
 }
 BEGUN = "begins to import"
 """Said by each try, in the worker's log."""
-MakeWorld = Callable[[], Awaitable[World]]
 
 
 def module(folder: Path, top_level: str) -> Path:
@@ -51,17 +47,6 @@ def module(folder: Path, top_level: str) -> Path:
 
 def document(world: World, path: Path, **changes: Any) -> dict[str, Any]:
     return world.document("Effects", environment={"id": f"{path}:Chosen"}, budget={"groups": 1}, **changes)
-
-
-@pytest.fixture(scope="module")
-async def make_world(temporal_address: str, fresh_database: Callable[[], str], model: Path) -> AsyncIterator[MakeWorld]:
-    async with AsyncExitStack() as stack:
-
-        async def make() -> World:
-            engine = await stack.enter_async_context(scripted_engine(model, looks_twice))
-            return World(await new_namespace(temporal_address), fresh_database(), engine)
-
-        yield make
 
 
 @dataclass

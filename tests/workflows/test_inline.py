@@ -1,8 +1,6 @@
 """Inline code that kills or holds its worker: it costs two lives at most, and the author is told what to do."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,25 +18,12 @@ from atropos.db.events import INLINE_APART, INLINE_DEATH, INLINE_SLOW
 from atropos.db.store import open_store
 
 from ..support.lives import ENDED_ABRUPTLY
-from ..support.scripted import scripted_engine
-from ..support.world import ROLES, World, new_namespace
-from .conftest import looks_twice
+from ..support.world import ROLES, World
+from .conftest import MakeWorld
 
 ENDS_WITHIN_S = 120.0
 DYING = [WorkerRole.WORKFLOWS, WorkerRole.TOOLS]
 """The process that dies serves both: a call that left the one for the other would be seen to die there."""
-MakeWorld = Callable[[], Awaitable[World]]
-
-
-@pytest.fixture(scope="module")
-async def make_world(temporal_address: str, fresh_database: Callable[[], str], model: Path) -> AsyncIterator[MakeWorld]:
-    async with AsyncExitStack() as stack:
-
-        async def make() -> World:
-            engine = await stack.enter_async_context(scripted_engine(model, looks_twice))
-            return World(await new_namespace(temporal_address), fresh_database(), engine)
-
-        yield make
 
 
 @dataclass
