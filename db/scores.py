@@ -29,10 +29,14 @@ ON CONFLICT DO NOTHING
 """
 
 FIRST: Final = f"""
-SELECT DISTINCT ON (name) name, value, weight, metric, seq FROM scores WHERE {_OF_EPISODE}
+SELECT DISTINCT ON (name) name, value, weight, metric, seq, scorer_version FROM scores WHERE {_OF_EPISODE}
 ORDER BY name, value IS NULL, seq
 """
 _SELECT: Final = f"SELECT name, value, weight, metric FROM ({FIRST}) AS first ORDER BY seq"
+_SELECT_BESIDE: Final = f"""
+SELECT scorer_version, name, value, weight, metric FROM scores
+WHERE {_OF_EPISODE} AND (name, scorer_version) NOT IN (SELECT name, scorer_version FROM ({FIRST}) AS first) ORDER BY seq
+"""
 _SELECT_ONE: Final = f"""
 SELECT name, value, weight, metric FROM scores
 WHERE {_OF_EPISODE} AND name = %(name)s AND scorer_version = %(scorer)s
@@ -77,6 +81,13 @@ async def episode_scores(store: Store, key: EpisodeKey) -> list[Score]:
     async with store.direct() as connection:
         rows = await (await connection.execute(_SELECT, params(key), binary=True)).fetchall()
     return [_score_of(row) for row in rows]
+
+
+async def scores_beside(store: Store, key: EpisodeKey) -> list[tuple[str, Score]]:
+    """Scores of versions that do not count: (version, score) in the order they were written."""
+    async with store.direct() as connection:
+        rows = await (await connection.execute(_SELECT_BESIDE, params(key))).fetchall()
+    return [(version, _score_of(tuple(row))) for version, *row in rows]
 
 
 def score_values(key: EpisodeKey, score: Score, version: str | None, states: tuple[str, ...]) -> dict[str, Any]:
