@@ -149,7 +149,10 @@ async def run_figures(store: Store, runs: Sequence[str]) -> dict[str, RunFigures
         return {}
     async with store.direct() as connection:
         rows = await (await connection.execute(_FIGURES, {"runs": list(runs), "sparks": SPARKS})).fetchall()
-    return {run_id: RunFigures(*counts, tuple(line)) for run_id, *counts, line in rows}
+    return {
+        run_id: RunFigures(steps, episodes, scored, mean, tuple(line))
+        for run_id, steps, episodes, scored, mean, line in rows
+    }
 
 
 async def group_lines(

@@ -118,7 +118,7 @@ async def test_a_token_may_be_any_text_and_what_is_entered_instead_is_refused_qu
             answer = await client.post("/login", content=body, headers=form)
             assert (answer.status_code, answer.headers.get("Set-Cookie")) == (403, None), body[:20]
         for sent in (b"Bearer " + b"x" * 10_000, b"Bearer \xff\xfe", b"Bearer", b""):
-            assert (await client.get("/runs", headers={"Authorization": sent})).status_code == 302
+            assert (await client.get("/runs", headers={b"Authorization": sent})).status_code == 302
         right = await client.get("/runs", headers={b"Authorization": f"Bearer {token}".encode()})
         entered = await client.post("/login", data={"token": f" {token}\n"})
         assert (right.status_code, entered.status_code, (await client.get("/runs")).status_code) == (200, 302, 200)
