@@ -20,7 +20,7 @@ from .reading import check_named, first_values
 
 logger = logging.getLogger(__name__)
 
-_PATIENCE_S: Final = 2.0
+_PATIENCE_S: Final = 5.0
 """A store that takes longer says so on the page."""
 _NOT_FOUND: Final = 404
 

@@ -43,7 +43,7 @@ async def test_what_is_not_there_is_answered_with_404_and_what_is_there_with_200
         asked("group", "\0") + group, asked("episode", f"{run}\0/group/0/episode/0"),
         asked("episode", f"{run}/group/99999999999/episode/0"), asked("run", "x" * 4000), asked("episode", run),
     ]  # fmt: skip
-    async with httpx.AsyncClient(base_url=dashboard.url) as client:
+    async with httpx.AsyncClient(base_url=dashboard.url, timeout=60) as client:
         answers = {address: (await client.get(address)).status_code for address in (*there, *missing)}
     assert answers == dict.fromkeys(there, 200) | dict.fromkeys(missing, 404)
 
@@ -64,7 +64,10 @@ async def test_a_page_of_nothing_says_so_and_becomes_the_page_of_what_appears(
 
 async def test_who_has_no_token_is_not_told_what_there_is(store: Store, serve: Serve) -> None:
     run = await new_run(store)
-    async with serve(ATROPOS_DASHBOARD_TOKEN=TOKEN) as dashboard, httpx.AsyncClient(base_url=dashboard.url) as client:
+    async with (
+        serve(ATROPOS_DASHBOARD_TOKEN=TOKEN) as dashboard,
+        httpx.AsyncClient(base_url=dashboard.url, timeout=60) as client,
+    ):
         for id_ in (run, "none"):
             answer = await client.get(asked("run", id_))
             assert (answer.status_code, urlsplit(answer.headers["Location"]).path) == (302, "./login")

@@ -112,7 +112,7 @@ async def test_a_token_may_be_any_text_and_what_is_entered_instead_is_refused_qu
     form = {"Content-Type": "application/x-www-form-urlencoded"}
     async with (
         serve(ATROPOS_DASHBOARD_TOKEN=token) as dashboard,
-        httpx.AsyncClient(base_url=dashboard.url) as client,
+        httpx.AsyncClient(base_url=dashboard.url, timeout=60) as client,
     ):
         for body in (b"", b"token=", b"token=%ff%fe", b"token=%00", b"token=" + b"x" * 10_000, b"token=p", b"other=1"):
             answer = await client.post("/login", content=body, headers=form)
@@ -126,7 +126,7 @@ async def test_a_token_may_be_any_text_and_what_is_entered_instead_is_refused_qu
 
 async def test_a_token_keeps_out_whoever_does_not_have_it(serve: Serve, browser: Browser) -> None:
     async with serve("--address", "0.0.0.0", ATROPOS_DASHBOARD_TOKEN=TOKEN) as dashboard:
-        async with httpx.AsyncClient(base_url=dashboard.url) as client:
+        async with httpx.AsyncClient(base_url=dashboard.url, timeout=60) as client:
             for address in ("/runs", "/run?id=x", "/groups", "/group", "/episode", "/runs/metadata"):
                 answer = await client.get(address)
                 assert answer.status_code in (302, 403), address
