@@ -57,8 +57,8 @@ class Settings(BaseSettings):
     engine_url: str | None = None
     """Base URL of an inference server to use instead of the dev engine, `http://host:port`."""
     log_level: LogLevel = "INFO"
-    dashboard_token: SecretStr | None = None
-    """What people enter to see the dashboard, at least 8 characters; needed where it listens on more than loopback."""
+    dashboard_token: SecretStr | None = Field(default=None, min_length=SHORTEST_TOKEN)
+    """What people enter to see the dashboard; needed where it listens on more than loopback."""
 
     max_model_calls: int = Field(default=128, ge=1)
     """Model calls one worker process has in flight at once."""
@@ -96,10 +96,11 @@ class Settings(BaseSettings):
             raise ValueError("must look like postgresql://user:password@host:port/database")
         return SecretStr(f"postgresql://{rest}")
 
-    @field_validator("dashboard_token")
+    @field_validator("dashboard_token", mode="before")
     @classmethod
-    def _hard_to_guess(cls, value: SecretStr | None) -> SecretStr | None:
-        if value is not None and len(value.get_secret_value()) < SHORTEST_TOKEN:
+    def _hard_to_guess(cls, value: object) -> object:
+        text = value.get_secret_value() if isinstance(value, SecretStr) else value
+        if isinstance(text, str) and len(text) < SHORTEST_TOKEN:  # pydantic would count "items"
             raise ValueError(f"it needs at least {SHORTEST_TOKEN} characters")
         return value
 
