@@ -84,7 +84,9 @@ async def _run(
                 version=version, unscored=unscored,
             )  # fmt: skip
         except ValidationError:
-            raise CommandError("--as is a word of at most 100 characters, without spaces.") from None
+            raise CommandError(
+                "--as is a word of at most 100 characters without spaces, and neither `first` nor `latest`."
+            ) from None
         handle = await started(client, asked)
         if detach:
             typer.echo(f"{handle.id} runs; `temporal workflow result --workflow-id {handle.id}` waits for it.")

@@ -7,7 +7,7 @@ restart is in its input: which scorers, as which version, and behind which group
 from datetime import timedelta
 from typing import Annotated, Any, Final
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from . import queues
 from .activities import Activity
@@ -18,7 +18,21 @@ RESCORE_WORKFLOW: Final = "RescoreWorkflow"
 LONGEST_VERSION: Final = 100
 """Characters of a scorer's version."""
 
-Version = Annotated[str, Field(min_length=1, max_length=LONGEST_VERSION, pattern=r"^[^\s\x00-\x1f\x7f]+$")]
+BY_ORDER: Final = ("first", "latest")
+"""Words for the order in which versions were written, where a version is to be chosen."""
+
+
+def _is_a_name(version: str) -> str:
+    if version in BY_ORDER:
+        raise ValueError("it says which version was written when")
+    return version
+
+
+Version = Annotated[
+    str,
+    Field(min_length=1, max_length=LONGEST_VERSION, pattern=r"^[^\s\x00-\x1f\x7f]+$"),
+    AfterValidator(_is_a_name),
+]
 
 
 class Rescoring(Wire):

@@ -54,6 +54,14 @@ async def load_shown(store: Store, row: RunRow, key: EpisodeKey) -> Shown:
     return Shown(row, facts, tuple(scores), None if found is None else found[0], tuple(beside))
 
 
+async def check_episode(store: Store, key: EpisodeKey) -> None:
+    """See that the attempt has started. Raises Unknown as `load_shown` does."""
+    async with store.direct() as connection:
+        found = await (await connection.execute(_REASON, params(key))).fetchone()
+    if found is None:
+        raise Unknown(f"There is no episode {key.workflow_id}: {_what_there_is(await load_group(store, key.group))}.")
+
+
 def _what_there_is(group: GroupFacts) -> str:
     started = {member.key.member: member.key.attempt for member in group.members}
     where = f"group {group.group.key.group_no} has {group.group.size} episodes"

@@ -1,4 +1,4 @@
-"""Views of how it goes and what it costs; a comment on every view's every column."""
+"""Views of how it goes and what it costs; pairs of a run without reading the others; a comment on every column."""
 
 from alembic import op
 
@@ -108,6 +108,48 @@ FROM (
   FROM late_results l JOIN groups g USING (run_id, group_no) WHERE l.kind = 'turn'
 ) AS p
 GROUP BY p.run_id, p.kind, p.version
+"""
+
+# Plain joins, so that any condition on the run is one on each table.
+_DPO = """
+CREATE OR REPLACE VIEW dpo_pairs AS
+SELECT g.run_id, g.group_no, g.environment, p.environment_version, k.split, g.task_key,
+  p.member AS chosen_member, p.attempt AS chosen_attempt, r.member AS rejected_member, r.attempt AS rejected_attempt,
+  p.reward AS chosen_reward, r.reward AS rejected_reward, p.reward - r.reward AS reward_difference,
+  row_number() OVER (
+    PARTITION BY g.run_id, g.group_no ORDER BY p.reward - r.reward DESC, p.member, p.attempt, r.member, r.attempt
+  ) AS rank_in_group,
+  p.policy_version AS chosen_version, r.policy_version AS rejected_version,
+  greatest(p.ended_at, r.ended_at) AS ended_at,
+  chat_messages(p.prompt) AS prompt,
+  chat_answers(p.run_id, p.group_no, p.member, p.attempt) AS chosen,
+  chat_answers(r.run_id, r.group_no, r.member, r.attempt) AS rejected,
+  p.lossy OR r.lossy
+  OR EXISTS (SELECT FROM turns t WHERE t.run_id = g.run_id AND t.group_no = g.group_no AND t.lossy
+    AND (t.member, t.attempt) IN ((p.member, p.attempt), (r.member, r.attempt)))
+  OR EXISTS (SELECT FROM tool_calls c WHERE c.run_id = g.run_id AND c.group_no = g.group_no AND c.lossy
+    AND (c.member, c.attempt) IN ((p.member, p.attempt), (r.member, r.attempt))) AS lossy
+FROM groups g
+JOIN tasks k USING (run_id, environment, task_key)
+JOIN episodes p ON p.run_id = g.run_id AND p.group_no = g.group_no AND p.state = 'done'
+JOIN episodes r ON r.run_id = g.run_id AND r.group_no = g.group_no AND r.state = 'done'
+WHERE g.kind = 'train' AND g.state IN ('sealed', 'leased', 'trained', 'filtered', 'stale')
+  AND p.reward > r.reward AND p.prompt = r.prompt
+"""
+
+_DPO_BEFORE = """
+CREATE OR REPLACE VIEW dpo_pairs AS
+SELECT p.run_id, p.group_no, p.environment, p.environment_version, p.split, p.task_key,
+  p.member AS chosen_member, p.attempt AS chosen_attempt, r.member AS rejected_member, r.attempt AS rejected_attempt,
+  p.reward AS chosen_reward, r.reward AS rejected_reward, p.reward - r.reward AS reward_difference,
+  row_number() OVER (
+    PARTITION BY p.run_id, p.group_no ORDER BY p.reward - r.reward DESC, p.member, p.attempt, r.member, r.attempt
+  ) AS rank_in_group,
+  p.policy_version AS chosen_version, r.policy_version AS rejected_version,
+  greatest(p.ended_at, r.ended_at) AS ended_at,
+  p.prompt, p.completion AS chosen, r.completion AS rejected, p.lossy OR r.lossy AS lossy
+FROM sft_examples p JOIN sft_examples r USING (run_id, group_no)
+WHERE p.reward > r.reward AND p.prompt = r.prompt
 """
 
 _VIEWS = {
@@ -251,6 +293,7 @@ _COLUMNS = {
 
 
 def upgrade() -> None:
+    op.execute(_DPO)
     for view, (statement, comment) in _VIEWS.items():
         op.execute(statement)
         op.execute(f"COMMENT ON VIEW {view} IS {_quoted(comment)}")
@@ -262,6 +305,7 @@ def upgrade() -> None:
 def downgrade() -> None:
     for view in reversed(_VIEWS):
         op.execute(f"DROP VIEW {view}")
+    op.execute(_DPO_BEFORE)
     for view in _COLUMNS.keys() - _VIEWS.keys():
         for column in _COLUMNS[view]:
             op.execute(f"COMMENT ON COLUMN {view}.{column} IS NULL")
