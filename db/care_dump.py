@@ -19,6 +19,7 @@ from typing import IO, Any, Final
 
 from sqlalchemy import Table
 
+from .care import NO_HURRY
 from .errors import Refused, StoreError, Unknown
 from .models import Base
 from .store import Direct, Store
@@ -74,6 +75,7 @@ async def dump(store: Store, file: IO[bytes], runs: Sequence[str] | None) -> Asy
     """
     async with store.direct() as connection, connection.transaction():
         await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        await connection.execute(NO_HURRY)
         known = {run_id for (run_id,) in await (await connection.execute("SELECT run_id FROM runs")).fetchall()}
         for run_id in runs or ():
             if run_id not in known:
@@ -93,6 +95,7 @@ async def restore(store: Store, file: IO[bytes], manifest: Manifest) -> AsyncGen
     Raises BadDump for another schema or a damaged file, Refused where one of its runs is there already.
     """
     async with store.direct() as connection, connection.transaction():
+        await connection.execute(NO_HURRY)
         await _refuse(connection, manifest)
         with zipfile.ZipFile(file) as archive:
             for stream in manifest.streams:

@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import Final
 
 from ..contracts.states import LIVE_RUNS
+from .care import NO_HURRY
 from .errors import Refused
 from .models import Base
 from .store import Direct, Store
@@ -114,7 +115,8 @@ async def candidates(
 
     `keep_last`: so many of the newest ended runs are not chosen, whatever else is asked.
     """
-    async with store.direct() as connection:
+    async with store.direct() as connection, connection.transaction():
+        await connection.execute(NO_HURRY)
         values = {"runs": None if runs is None else list(runs), "older": older, "keep": keep_last}
         begun = [run_id for (run_id,) in await (await connection.execute(_BEGUN)).fetchall()]
         found = [run_id for (run_id,) in await (await connection.execute(_CHOSEN.encode(), values)).fetchall()]
@@ -157,6 +159,7 @@ async def prune(store: Store, run_id: str, going: Sequence[str] = ()) -> AsyncGe
                 break
             yield gone
         async with connection.transaction():
+            await connection.execute(NO_HURRY)
             gone = 0
             for table in _OF_RUN:
                 query = f"DELETE FROM {table} WHERE run_id = %s"

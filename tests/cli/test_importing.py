@@ -44,7 +44,9 @@ async def test_a_file_is_imported_once_and_its_new_lines_later(atropos: Atropos,
     assert "run/import-small-talk" in out
     assert "completed" in out
     code, out, _ = await atropos("episode", "show", "run/import-small-talk/group/0/episode/0")
-    assert "it is 1" in out
+    assert (code, "it is 1" in out) == (0, True)
+    code, _, err = await atropos("view", "run/import-small-talk", "--html", str(tmp_path / "pages"))
+    assert (code, "3 episodes in" in err) == (0, True)
 
 
 async def test_nothing_of_a_file_with_a_bad_line_is_imported_unless_that_is_asked_for(
