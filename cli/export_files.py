@@ -162,6 +162,7 @@ def opened_parts(outs: list[Path], asked: dict[str, Any], force: bool) -> Iterat
 
 def publish(parts: Parts, finish: Finish | None, force: bool) -> None:
     """Give full parts their names, the main file last, through `finish` where they are of another format."""
+    parts.save()
     ready = []
     for out in parts.outs:
         ready.append(part_of(out) if finish is None else out.with_name(f"{out.name}.part.new"))
@@ -244,10 +245,9 @@ def _locked(part: Path, out: Path) -> Iterator[IO[bytes]]:
                     f"{out} is being written by another export; wait for it, or name another --out."
                 ) from None
             # Whoever held the lock may have renamed the part meanwhile: then this is the finished file.
-            with contextlib.suppress(FileNotFoundError):
-                if os.stat(part).st_ino == os.fstat(file.fileno()).st_ino:
-                    yield file
-                    return
+            if part.exists() and part.stat().st_ino == os.fstat(file.fileno()).st_ino:
+                yield file
+                return
 
 
 @contextmanager
