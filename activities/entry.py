@@ -23,8 +23,10 @@ from ..environments.faults import EnvironmentProblem
 from ..inference.tokens import TokensError
 from .failures import final, waited_out
 
-_FIRST, _EVERY = 0.4, 0.2
-"""Of the heartbeat timeout. With 5 s: the first after 2 s, and a cancel is noticed within a second of then."""
+_FIRST_S = 2.0
+_FIRST, _EVERY = 0.5, 0.2
+"""Of the heartbeat timeout; the first beat comes after `_FIRST_S`, where that is sooner. The SDK holds back what is
+more than its worker may send (`cli.worker`)."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -68,7 +70,7 @@ def _asked_for(details: activity.ActivityCancellationDetails | None) -> bool:
 
 
 async def _beat(timeout_s: float) -> None:
-    await asyncio.sleep(timeout_s * _FIRST)
+    await asyncio.sleep(min(_FIRST_S, timeout_s * _FIRST))
     while True:
         activity.heartbeat()
         await asyncio.sleep(timeout_s * _EVERY)

@@ -25,6 +25,7 @@ from ..db.episodes import save_turn
 from ..db.errors import StoreUnreachable, WrongWeights
 from ..db.partial import load_partial, prompt_digest, save_partial
 from ..environments.loaded import LoadedEnvironment
+from ..inference.control import UNVERSIONED
 from ..inference.engines import Completion, Engine, SampleRequest
 from ..inference.errors import EngineFailure, EngineFailureKind
 from ..inference.tokens import TokenRenderer
@@ -35,6 +36,9 @@ from .restoring import set_aside
 from .services import Services
 
 _STORE_AGAIN_S = 0.5
+_NAMED_WITHIN = 8
+_NAMED_AGAIN_S = 0.25
+"""Weights that are being loaded have no name for a moment, which is waited out before they count as foreign."""
 
 Drawn: TypeAlias = tuple[Sampled, FinishReason, bool]
 """What was sampled, why it ended, and whether parts of it were kept."""
@@ -147,7 +151,7 @@ class ModelActivities:
         """One completion from an engine of the run. Raises EngineFailure."""
         pool = await self._services.engines(key.run_id)
         async with pool.lease(key.workflow_id) as engine:
-            fitted = await _fitted(engine, request)
+            fitted = await self._fitted(key.run_id, engine, request)
             if fitted is None:
                 return None
             completion = await engine.sample(fitted)
@@ -174,7 +178,7 @@ class ModelActivities:
             )
         pool = await self._services.engines(key.run_id)
         async with pool.lease(key.workflow_id) as engine:
-            fitted = await _fitted(engine, request)
+            fitted = await self._fitted(key.run_id, engine, request)
             if fitted is None:
                 return None if begun is None else (begun, FinishReason.LENGTH, True)
 
@@ -188,6 +192,27 @@ class ModelActivities:
             async with keeping(save) as keeper:
                 completion = await engine.sample(fitted, keeper)
             return await grown(completion), completion.finish, partial is not None or keeper.used
+
+    async def _fitted(self, run_id: str, engine: Engine, request: SampleRequest) -> SampleRequest | None:
+        """The request as this engine may be sent it (`_within`), once it holds weights that the run samples from.
+
+        Raises EngineFailure.
+        """
+        label = await engine.label()
+        for _ in range(_NAMED_WITHIN):
+            if label != UNVERSIONED:
+                break
+            await asyncio.sleep(_NAMED_AGAIN_S)
+            label = await engine.label()
+        if not await self._services.samples_from(run_id, label):
+            await set_aside(self._services, run_id, engine.engine_id, label)
+            raise EngineFailure(
+                EngineFailureKind.WRONG_VERSION,
+                f"engine {engine.engine_id} serves weights {label!r}, which this run never published; it gets no call "
+                "until weights of this run are loaded into it",
+                retryable=True,
+            )
+        return await _within(engine, request)
 
     async def _spans(self, run_id: str, completion: Completion, engine_id: str) -> tuple[VersionSpan, ...]:
         """The engine's labels as policy versions of the run. The first label ever seen is version 0."""
@@ -222,7 +247,7 @@ class ModelActivities:
             raise waited_out("WrongWeights", str(problem)) from problem
 
 
-async def _fitted(engine: Engine, request: SampleRequest) -> SampleRequest | None:
+async def _within(engine: Engine, request: SampleRequest) -> SampleRequest | None:
     """The request with no more tokens than this engine has room for, which may have been started with a smaller context
     than its model's; None where the prompt alone fills that. Raises EngineFailure."""
     limit = await engine.context_limit()

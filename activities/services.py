@@ -170,6 +170,12 @@ class Services:
             services.labels = await versions(self.store, run_id)
         return services.labels.get(label)
 
+    async def samples_from(self, run_id: str, label: str) -> bool:
+        """Whether weights that engines call `label` are a version of the run, or may become its first."""
+        if await self.version(run_id, label) is not None:
+            return True
+        return not (await self.run(run_id)).labels
+
     def tracker(self, run_id: str, config: RunConfig, wandb: WandbConfig) -> "tuple[Tracker, bool]":
         """Where the run's metrics go besides the store, and whether it was just begun in this process."""
         from ..trainer.tracking import Tracker

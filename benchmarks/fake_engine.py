@@ -47,6 +47,9 @@ class FakeEngine:
     async def weight_info(self) -> WeightInfo:
         return WeightInfo("default", "fake")
 
+    async def label(self) -> str:
+        return "default"
+
     async def context_limit(self) -> int | None:
         return None
 

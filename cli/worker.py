@@ -35,6 +35,7 @@ from ..environments.faults import EnvironmentProblem
 from ..environments.pool import ProcessPool
 from ..inference.control import EngineControl
 from ..inference.engines import EngineAddress
+from ..inference.tokens import load_code
 from ..inference.vllm import connect_engine
 from ..settings import Settings, SettingsError, load_settings, mask_url, secret_from_environment
 from ..trainer.problem import TrainerProblem
@@ -53,9 +54,10 @@ _LOCAL_SLOTS = 100
 _WORKFLOW_TASKS = 40
 _WORKFLOW_THREADS = 4
 """Workflow code is Python and takes no time: more threads only wait for the interpreter, and keep the loop waiting."""
-_BEATS_HELD_BACK = timedelta(seconds=1)
-"""The SDK holds heartbeats back for up to four fifths of their timeout, which leaves a trainer that is short of CPU too
-little of it. It does one thing at a time, so its beats cost nothing."""
+_BEATS_HELD_BACK = timedelta(seconds=2)
+_TRAINERS_BEATS_HELD_BACK = timedelta(seconds=1)
+"""The SDK holds heartbeats back for up to four fifths of their timeout, which leaves a worker that is short of CPU too
+little of it. Each is a call to the server, so others than a trainer, which does one thing at a time, send fewer."""
 USER_ERRORS = (TemporalUnready, StoreError, SettingsError, StackError, EnvironmentProblem)
 """What is shown as its sentence alone."""
 
@@ -98,7 +100,7 @@ def worker_of(
         workflow_task_executor=ThreadPoolExecutor(_WORKFLOW_THREADS, "workflow") if serves_workflows else None,
         max_concurrent_activities=slots[role],
         max_concurrent_local_activities=_LOCAL_SLOTS,
-        max_heartbeat_throttle_interval=_BEATS_HELD_BACK if role is WorkerRole.TRAINER else timedelta(seconds=60),
+        max_heartbeat_throttle_interval=(_TRAINERS_BEATS_HELD_BACK if role is WorkerRole.TRAINER else _BEATS_HELD_BACK),
         graceful_shutdown_timeout=timedelta(seconds=settings.shutdown_grace_s),
     )
 
@@ -136,8 +138,7 @@ async def serving(
     )
     async with AsyncExitStack() as stack:
         stack.push_async_callback(services.close)
-        if WorkerRole.TRAINER in roles:
-            await _rehearse()
+        await _code_loaded(roles)
         await services.inline.open(settings.home.expanduser().absolute() / "inline", mask_url(database))
         if stuck_s is not None:
             services.inline.end_process_when_stuck(stuck_s)
@@ -152,11 +153,15 @@ async def serving(
         yield services
 
 
-async def _rehearse() -> None:
-    """Before there is work: a step that a dead trainer left behind is to be taken up at once."""
+async def _code_loaded(roles: Sequence[WorkerRole]) -> None:
+    """Before there is work: what a dead worker left behind is to be taken up at once, and while code is imported, the
+    interpreter is held, calls in hand give no sign of life and are given away."""
     gc.disable()  # code that is being loaded is no garbage: to look for some takes a fifth of the time
     try:
-        await asyncio.to_thread(rehearse)
+        if WorkerRole.MODEL in roles:
+            await asyncio.to_thread(load_code)
+        if WorkerRole.TRAINER in roles:
+            await asyncio.to_thread(rehearse)
     except TrainerProblem as problem:
         _log.warning("no run can be trained here: %s", problem)
     finally:

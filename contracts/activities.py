@@ -340,7 +340,7 @@ SAMPLE_TURN: Final = Activity(
     TurnResult,
     queues.MODEL,
     timeout=timedelta(hours=2),
-    heartbeat=timedelta(seconds=5),
+    heartbeat=timedelta(seconds=4),
     max_interval=timedelta(seconds=3),
 )
 ANSWER_TURN: Final = Activity(

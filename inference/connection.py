@@ -6,7 +6,8 @@ next.
 
 Incarnation: the dev engine names itself in each answer. vLLM does not, so it is the start time of its process
 (`process_start_time_seconds` of `/metrics`), read again after a broken connection and whenever the last reading is
-older than five seconds; where the metric is missing it is `unreported`.
+older than five seconds; where the metric is missing it is `unreported`. What the server calls its weights is read
+again after a quarter of a second: no server starts anew within that.
 """
 
 import asyncio
@@ -32,6 +33,7 @@ _CONNECT_S: Final = 5.0
 _SEND_S: Final = 30.0
 """Longest stall while a prompt is being sent."""
 _INCARNATION_S: Final = 5.0
+_LABEL_S: Final = 0.25
 _JSON: Final = {"content-type": "application/json"}
 _START_TIME: Final = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})? (\S+)", re.MULTILINE)
 
@@ -66,21 +68,23 @@ class Connection:
         self._served: dict[str, Any] | None = None
         self._incarnation: str | None = None
         self._incarnation_read = -math.inf
+        self._label: str | None = None
+        self._label_read = -math.inf
         self._reading = asyncio.Lock()
 
     async def health(self) -> None:
         await self.send("GET", "/health")
 
     async def weight_info(self) -> WeightInfo:
-        answer = await self.call("GET", "/weight_info")
-        label = answer.get("weight_version")
-        if not isinstance(label, str) or not label:
-            raise malformed(f"{self.who} does not say which weights it holds")
-        named = answer.get("incarnation")
-        if isinstance(named, str) and named:
-            self._remember(named)
-            return WeightInfo(label, named)
-        return WeightInfo(label, await self._start_time())
+        label, named = await self._weights()
+        return WeightInfo(label, named or await self._start_time())
+
+    async def label(self) -> str:
+        """What it calls its weights, as read a moment ago. Those who ask at once share an answer."""
+        async with self._reading:
+            if self._label is None or time.monotonic() - self._label_read > _LABEL_S:
+                return (await self._weights())[0]
+            return self._label
 
     async def model(self) -> dict[str, Any]:
         """The first model the server lists; asked once for each life of the server."""
@@ -155,6 +159,20 @@ class Connection:
             self._forget()
             raise failure_from_transport(self.who, error) from error
 
+    async def _weights(self) -> tuple[str, str | None]:
+        """The label of its weights, and its incarnation where it names that."""
+        asked = time.monotonic()
+        answer = await self.call("GET", "/weight_info")
+        label = answer.get("weight_version")
+        if not isinstance(label, str) or not label:
+            raise malformed(f"{self.who} does not say which weights it holds")
+        self._label, self._label_read = label, asked
+        named = answer.get("incarnation")
+        if not isinstance(named, str) or not named:
+            return label, None
+        self._remember(named)
+        return label, named
+
     async def _start_time(self) -> str:
         response = await self.send("GET", "/metrics")
         found = _START_TIME.search(response.text)
@@ -168,7 +186,7 @@ class Connection:
         self._incarnation, self._incarnation_read = incarnation, time.monotonic()
 
     def _forget(self) -> None:
-        self._incarnation, self._served = None, None
+        self._incarnation, self._served, self._label = None, None, None
 
 
 def _dumped(body: dict[str, Any]) -> bytes:

@@ -90,6 +90,10 @@ class Engine(Protocol):
 
     async def weight_info(self) -> WeightInfo: ...
 
+    async def label(self) -> str:
+        """What it calls its weights, as it said within the last moment."""
+        ...
+
     async def context_limit(self) -> int | None:
         """Longest prompt plus completion in tokens, as the server says; None where it does not."""
         ...

@@ -189,6 +189,14 @@ def load_renderer(model: ModelConfig) -> TokenRenderer:
         return _LOADED[key]
 
 
+def load_code() -> None:
+    """Import what the first renderer of a process needs: a second of CPU, in which the interpreter is held."""
+    from renderers import base, configs  # noqa: F401
+    from transformers import PreTrainedTokenizerFast  # noqa: F401
+
+    base._populate_registry()
+
+
 def _load(model: ModelConfig) -> TokenRenderer:
     from renderers.base import create_renderer
 

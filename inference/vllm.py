@@ -67,6 +67,9 @@ class VllmEngine:
     async def weight_info(self) -> WeightInfo:
         return await self._server.weight_info()
 
+    async def label(self) -> str:
+        return await self._server.label()
+
     async def context_limit(self) -> int | None:
         limit = (await self._server.model()).get("max_model_len")
         return limit if type(limit) is int and limit > 0 else None

@@ -35,6 +35,9 @@ class Idle:
     async def weight_info(self) -> WeightInfo:
         raise NotImplementedError
 
+    async def label(self) -> str:
+        raise NotImplementedError
+
     async def context_limit(self) -> int | None:
         return None
 

@@ -178,6 +178,18 @@ async def test_an_engine_is_asked_once_for_its_model_and_says_its_limit() -> Non
     assert (paths.count("/v1/models"), paths.count("/weight_info")) == (1, 1)
 
 
+async def test_those_who_ask_for_the_label_at_once_share_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atropos.inference.connection._LABEL_S", 60.0)
+    async with serving(engine_answer(lambda seen: Answer(body=completion(seen)))) as server:
+        engine = engine_at(server.url)
+        assert await asyncio.gather(*(engine.label() for _ in range(5))) == ["v3"] * 5
+        assert [seen.path for seen in server.seen] == ["/weight_info"]
+        monkeypatch.setattr("atropos.inference.connection._LABEL_S", 0.0)
+        assert await engine.label() == "v3"
+        await engine.close()
+    assert [seen.path for seen in server.seen] == ["/weight_info"] * 2
+
+
 @pytest.mark.parametrize(
     ("metrics", "incarnation"),
     [(b"# HELP\nprocess_start_time_seconds 1.7e+09\n", "start-1700000000.00"), (b"vllm:x 1\n", UNREPORTED)],

@@ -182,7 +182,7 @@ async def served(engine: EngineT, listener: socket.socket | None = None) -> Asyn
         listener = socket.socket()
         listener.bind(("127.0.0.1", 0))
     engine.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    server = uvicorn.Server(uvicorn.Config(engine.app, log_level="error", lifespan="off"))
+    server = uvicorn.Server(uvicorn.Config(engine.app, log_level="error", lifespan="off", timeout_graceful_shutdown=5))
     serving = asyncio.create_task(server.serve([listener]))
     try:
         while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it

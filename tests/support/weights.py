@@ -45,24 +45,34 @@ def every_other(right: str, wrong: str) -> Script:
 @dataclass
 class WeightedEngine(ScriptedEngine):
     """`loaded`: what it was told to load, in order. `loads_instead`: a folder it takes whatever it is told to load.
-    `fails_to_name`: a label for which it answers 500, once."""
+    `fails_to_name`: a label for which it answers 500, once. `asked_with`: what its weights were called when it was
+    asked for a completion, request by request. `loadable`: nothing is paused, and so loaded, while it is not set."""
 
     loaded: list[str] = field(default_factory=list)
     loads_instead: Path | None = None
     fails_to_name: str | None = None
     paused: bool = False
     incarnation: str = "scripted"
+    asked_with: list[str] = field(default_factory=list)
+    loadable: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._going = asyncio.Event()
         self._going.set()
+        self.loadable.set()
         self._holds = self.model
 
     def restart(self) -> None:
         """As if its process had been killed and started again with the model it began with."""
         self.label, self._holds = "default", self.model
         self.incarnation = f"{self.incarnation}+"
+
+    def release(self) -> None:
+        """Let nothing wait any more, neither a load nor a completion."""
+        super().release()
+        self.loadable.set()
+        self._going.set()
 
     def routes(self) -> list[Route]:
         own = [
@@ -75,6 +85,7 @@ class WeightedEngine(ScriptedEngine):
         return own + super().routes()
 
     async def _generate(self, request: Request) -> Response:
+        self.asked_with.append(self.label)
         await self._going.wait()
         return await super()._generate(request)
 
@@ -85,6 +96,7 @@ class WeightedEngine(ScriptedEngine):
         return JSONResponse({"weight_version": self.label, "incarnation": self.incarnation}, 503 if self.down else 200)
 
     async def _pause(self, request: Request) -> Response:
+        await self.loadable.wait()
         self.paused = True
         self._going.clear()
         return JSONResponse({"status": "paused"})

@@ -18,6 +18,7 @@ from atropos.db.batches import train_steps
 from atropos.db.engines import version_paths
 from atropos.db.evaluations import get_evaluation
 from atropos.db.runs import get_run
+from atropos.inference.connection import _LABEL_S
 from atropos.trainer.tracking import LAST_STEP
 from temporalio.client import WorkflowFailureError
 
@@ -148,6 +149,29 @@ async def test_an_engine_that_was_restarted_is_given_the_version_it_should_hold(
     assert lives == [("scripted",), ("scripted+",)]
     unknown = rows(world, "SELECT spans FROM turns WHERE run_id = %s AND spans::text LIKE '%%default%%'", handle.id)
     assert unknown == []
+
+
+async def test_a_restarted_engine_is_asked_for_nothing_until_weights_of_the_run_are_loaded_into_it(
+    world: World,
+) -> None:
+    engine = holds(world)
+    async with world.workers():
+        handle = await world.start(world.training("Effects", steps=3))
+        await until(lambda: rows(world, "SELECT FROM train_steps WHERE run_id = %s", handle.id))
+        asked = len(engine.asked_with)
+        engine.loadable.clear()
+        try:
+            engine.down = True
+            await asyncio.sleep(2 * _LABEL_S)  # no process starts anew sooner
+            engine.restart()
+            engine.down = False
+            await asyncio.sleep(3)
+        finally:
+            engine.loadable.set()
+        assert (await asyncio.wait_for(handle.result(), 90)).state is RunState.COMPLETED
+    assert (engine.incarnation, engine.label) == ("scripted+", weight_label(handle.id, 3))
+    assert len(engine.asked_with) > asked
+    assert "default" not in engine.asked_with
 
 
 async def test_wrong_weights_are_quarantined_with_a_reason_and_healed_by_a_right_load(
