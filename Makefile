@@ -29,6 +29,7 @@ types: $(VENV)/.test
 
 docs: $(VENV)/.test  ## write the pages that are made from code, and the site, to build/site
 	$(BIN)/python -m atropos.cli.reference
+	$(BIN)/python -m atropos.cli.schema
 	$(BIN)/mkdocs build --strict
 
 bench-episodes: $(VENV)/.test  ## what durability costs, as ratios; ends in one JSON line

@@ -11,7 +11,7 @@ import inspect
 import json
 import textwrap
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
@@ -245,20 +245,24 @@ def _command(command: Any, name: str, above: Any, depth: int) -> Iterator[str]:
 
 
 PAGES: Final = {"run-file.md": run_file, "cli.md": command_line}
+CHECK: Final = typer.Option(help="Write nothing; fail where a page is not what it would be.")
+FOLDER: Final = typer.Option(help="Where; default: docs/ of this checkout.")
 
 
-def main(
-    check: Annotated[bool, typer.Option(help="Write nothing; fail where a page is not what it would be.")] = False,
-    folder: Annotated[Path | None, typer.Option(help="Where; default: docs/ of this checkout.")] = None,
-) -> None:
+def main(check: Annotated[bool, CHECK] = False, folder: Annotated[Path | None, FOLDER] = None) -> None:
     """Write docs/run-file.md and docs/cli.md from the code."""
+    write_pages({name: written() for name, written in PAGES.items()}, check, folder, "atropos.cli.reference")
+
+
+def write_pages(pages: Mapping[str, str], check: bool, folder: Path | None, module: str) -> None:
+    """Write the pages that changed, or say how they would; `module` writes them. Raises Exit."""
     folder = folder or Path(__file__).parent.parent / "docs"
     if not folder.is_dir():
         typer.echo(f"There is no folder {folder}: pages are written in a checkout, not in an installation.", err=True)
         raise typer.Exit(1)
     stale = False
-    for name, written in PAGES.items():
-        page, text = folder / name, written()
+    for name, text in pages.items():
+        page = folder / name
         old = page.read_text("utf-8") if page.exists() else ""
         if old == text:
             continue
@@ -269,7 +273,7 @@ def main(
         changed = difflib.unified_diff(old.splitlines(), text.splitlines(), name, "from the code", lineterm="", n=0)
         typer.echo("\n".join(changed))
     if stale:
-        typer.echo("Run `python -m atropos.cli.reference` and commit the pages.", err=True)
+        typer.echo(f"Run `python -m {module}` and commit the pages.", err=True)
         raise typer.Exit(1)
 
 

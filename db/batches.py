@@ -87,18 +87,10 @@ SELECT b.batch_no, b.step, count(*) FROM batches b JOIN batch_groups g USING (ru
 WHERE b.run_id = %(run)s AND b.state = 'leased' GROUP BY b.batch_no, b.step
 """
 
-_OLDEST: Final = """
-SELECT min(e.policy_version) FROM episodes e
-WHERE e.run_id = g.run_id AND e.group_no = g.group_no AND e.state = 'done'
-"""
-"""The oldest version that sampled a token of the group `g`."""
-
-_DROP_STALE: Final = f"""
-UPDATE groups g SET state = 'stale', reason = 'its oldest token was sampled ' || (%(step)s - old.version)::text
+_DROP_STALE: Final = """
+UPDATE groups SET state = 'stale', reason = 'its oldest token was sampled ' || (%(step)s - oldest_version)::text
   || ' versions before the step it would have been in'
-FROM (SELECT g.group_no, ({_OLDEST}) AS version FROM groups g
-      WHERE g.run_id = %(run)s AND g.kind = 'train' AND g.state = 'sealed') AS old
-WHERE g.run_id = %(run)s AND g.group_no = old.group_no AND %(step)s - old.version > %(max)s
+WHERE run_id = %(run)s AND kind = 'train' AND state = 'sealed' AND oldest_version < %(step)s - %(max)s
 """
 
 _READY: Final = """
@@ -277,7 +269,7 @@ async def commit_step(
         trained = await connection.execute(
             "UPDATE groups g SET state = 'trained' FROM batch_groups b WHERE b.run_id = %(run)s"
             " AND b.batch_no = %(batch)s AND b.live AND g.run_id = b.run_id AND g.group_no = b.group_no"
-            f" RETURNING ({_OLDEST})",
+            " RETURNING g.oldest_version",
             values,
         )
         oldest = [row[0] for row in await trained.fetchall() if row[0] is not None]

@@ -249,6 +249,7 @@ async def _close(
         )
     ).one()
     tokens = select(func.coalesce(func.sum(EpisodeRow.sampled_tokens), 0)).where(*here).scalar_subquery()
+    oldest = select(func.min(EpisodeRow.policy_version)).where(*here, EpisodeRow.state == EpisodeState.DONE)
     closed = await connection.execute(
         update(Group)
         .where(Group.run_id == row.run_id, Group.group_no == row.group_no)
@@ -259,6 +260,7 @@ async def _close(
             valid=valid,
             mean_reward=mean,
             sampled_tokens=tokens,
+            oldest_version=oldest.scalar_subquery(),
             closed_at=func.now(),
         )
         .returning(*Group.__table__.columns)

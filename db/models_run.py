@@ -46,6 +46,7 @@ class Run(Base):
         one_of("state", RunState),
         CheckConstraint("concurrency >= 1", name="concurrency"),
         CheckConstraint("next_group_no >= 0", name="next_group_no"),
+        CheckConstraint("jsonb_typeof(config) = 'object'", name="config_json"),
         CheckConstraint("(ended_at IS NULL) = (state IN ('running', 'paused'))", name="ended"),
         Index(None, "created_at"),
         {"comment": "One row a run"},
@@ -133,6 +134,8 @@ class Evaluation(Base):
         one_of("split", SPLITS[1:]),
         one_of("state", EvaluationState),
         CheckConstraint("tasks >= 1 AND samples >= 1", name="sizes"),
+        CheckConstraint("policy_version >= 0", name="version"),
+        CheckConstraint("episodes BETWEEN 0 AND tasks::bigint * samples", name="episodes"),
         finite("threshold"),
         finite("mean_reward"),
         CheckConstraint("(ended_at IS NULL) = (state = 'running')", name="ended"),
@@ -165,6 +168,9 @@ class Group(Base):
     admitted_at: Mapped[datetime] = mapped_column(server_default=func.now(), comment="When it was admitted")
     started_at: Mapped[datetime | None] = mapped_column(comment="When its first episode started")
     closed_at: Mapped[datetime | None] = mapped_column(comment="When its workflow was done with it")
+    oldest_version: Mapped[int | None] = mapped_column(
+        comment="Oldest version that sampled a token of a valid member when it was closed; NULL: none did"
+    )
     reported_in: Mapped[int | None] = mapped_column(
         comment="Number of the first batch that was leased after it was closed: whose mean reward it is in"
     )
@@ -174,6 +180,7 @@ class Group(Base):
             ["run_id", "environment", "task_key"], ["tasks.run_id", "tasks.environment", "tasks.task_key"]
         ),
         ForeignKeyConstraint(["run_id", "evaluation"], ["evaluations.run_id", "evaluations.name"]),
+        ForeignKeyConstraint(["run_id", "reported_in"], ["batches.run_id", "batches.batch_no"]),
         one_of("kind", KINDS),
         one_of("state", GroupState),
         one_of("failure", FailureKind),
@@ -181,12 +188,23 @@ class Group(Base):
         CheckConstraint("(kind = 'eval') = (evaluation IS NOT NULL)", name="evaluation"),
         CheckConstraint("(state = 'failed') = (failure IS NOT NULL)", name="failed"),
         CheckConstraint(f"(closed_at IS NULL) = ({OPEN})", name="closed"),
-        CheckConstraint("valid BETWEEN 0 AND size", name="valid"),
+        CheckConstraint(
+            "(closed_at IS NULL) = (valid IS NULL) AND coalesce(valid, 0) BETWEEN 0 AND size", name="valid"
+        ),
+        CheckConstraint("mean_reward IS NULL OR coalesce(valid, 0) > 0", name="mean_reward"),
+        CheckConstraint("oldest_version >= 0", name="oldest_version"),
+        CheckConstraint("kind = 'train' OR state NOT IN ('leased', 'trained', 'stale')", name="trained"),
         finite("mean_reward"),
         Index("uq_groups_draw", "run_id", "environment", "draw", unique=True, postgresql_where=text("kind = 'train'")),
         Index("uq_groups_sample", "run_id", "evaluation", "draw", unique=True, postgresql_where=text("kind = 'eval'")),
         Index("ix_groups_open", "run_id", "group_no", postgresql_where=text(OPEN)),
         Index("ix_groups_sealed", "run_id", "group_no", postgresql_where=text("kind = 'train' AND state = 'sealed'")),
+        Index(
+            "ix_groups_ageing",
+            "run_id",
+            "oldest_version",
+            postgresql_where=text("kind = 'train' AND state = 'sealed'"),
+        ),
         Index(
             "ix_groups_unreported",
             "run_id",
@@ -223,6 +241,8 @@ class PolicyVersion(Base):
 
     __table_args__ = (
         CheckConstraint("version >= 0", name="version"),
+        CheckConstraint("label <> ''", name="label"),
+        CheckConstraint("digest IS NULL OR path IS NOT NULL", name="digest"),
         Index("uq_policy_versions_label", "run_id", "label", unique=True),
         {"comment": "Versions of the policy; a version exists when its row commits"},
     )
@@ -269,4 +289,7 @@ class Event(Base):
     data: Mapped[dict[str, Any]] = mapped_column(comment="The same for machines")
     created_at: Mapped[datetime] = mapped_column(server_default=func.now(), comment="When it was written")
 
-    __table_args__ = ({"comment": "What happened to a run; rows are only ever added"},)
+    __table_args__ = (
+        CheckConstraint("kind <> ''", name="kind"),
+        {"comment": "What happened to a run; rows are only ever added"},
+    )

@@ -44,6 +44,7 @@ class Batch(Base):
         CheckConstraint("(rewards = 0) = (reward_mean IS NULL)", name="reward_mean"),
         finite("reward_mean"),
         CheckConstraint("(ended_at IS NULL) = (state = 'leased')", name="ended"),
+        Index("uq_batches_leased", "run_id", unique=True, postgresql_where=text("state = 'leased'")),
         Index("uq_batches_step", "run_id", "step", unique=True, postgresql_where=text("state <> 'abandoned'")),
         {"comment": "Batches: groups leased together for one train step"},
     )
@@ -89,7 +90,9 @@ class TrainStep(Base):
         ForeignKeyConstraint(["run_id", "batch_no"], ["batches.run_id", "batches.batch_no"]),
         ForeignKeyConstraint(["run_id", "version"], ["policy_versions.run_id", "policy_versions.version"]),
         CheckConstraint("version = step + 1", name="version"),
-        CheckConstraint("groups >= 1 AND staleness >= 0", name="numbers"),
+        CheckConstraint("groups >= 1 AND staleness >= 0 AND step >= 0 AND fence >= 0", name="numbers"),
+        CheckConstraint("jsonb_typeof(metrics) = 'object'", name="metrics_json"),
+        Index("uq_train_steps_batch", "run_id", "batch_no", unique=True),
         {"comment": "Train steps that were committed, each with the batch it consumed and the version it made"},
     )
 
@@ -129,6 +132,8 @@ class Publication(Base):
         ForeignKeyConstraint(["run_id", "engine_id"], ["engines.run_id", "engines.engine_id"]),
         ForeignKeyConstraint(["run_id", "version"], ["policy_versions.run_id", "policy_versions.version"]),
         one_of("state", PublicationState),
+        CheckConstraint("state NOT IN ('verified', 'unverified') OR proved", name="proved"),
+        CheckConstraint("distance >= 0", name="distance"),
         finite("distance"),
         {"comment": "Which version was given to which life of which engine, and what the probe found"},
     )

@@ -115,9 +115,8 @@ async def test_a_workflow_that_ended_behind_the_store_s_back_is_named(
 
 async def test_a_row_that_is_open_again_while_its_workflow_is_over_is_named(world: World, store: Store) -> None:
     run_id = await mirrored(world, store)
-    await changed(
-        store, "UPDATE groups SET state = 'running', closed_at = NULL WHERE run_id = %s AND group_no = 8", run_id
-    )
+    opened = "state = 'running', closed_at = NULL, valid = NULL, mean_reward = NULL"
+    await changed(store, f"UPDATE groups SET {opened} WHERE run_id = %s AND group_no = 8", run_id)
     assert found(await audit(store, world.client, run_id, QUICK_S)) == [("workflow_over", "group 8")]
 
 

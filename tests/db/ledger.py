@@ -1,22 +1,29 @@
 """A run that trained, written through the store's own functions: something of every state that a group can end in."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from atropos.contracts.episode import Score
 from atropos.contracts.ids import weight_label
 from atropos.contracts.reasons import FailureKind, StopReason
 from atropos.contracts.records import STEP_INDEX, VersionSpan
+from atropos.contracts.sampling import Sampling
 from atropos.contracts.states import GroupState, PublicationState
+from atropos.db.admission import insert_evaluation_groups
 from atropos.db.batches import Leased, claim_batch, commit_step, lease_batch
 from atropos.db.endings import finish_episode
 from atropos.db.engines import engine_id, put_engines
-from atropos.db.episodes import save_calls, start_episode
+from atropos.db.episodes import save_calls, save_scores, start_episode
+from atropos.db.evaluations import finish_evaluation, start_evaluation
+from atropos.db.events import add_event
 from atropos.db.groups import GroupRow, close_group
+from atropos.db.models import Base
+from atropos.db.partial import save_partial
 from atropos.db.publishing import add_first_version, begin_publication, settle_publication
 from atropos.db.runs import get_run
 from atropos.db.store import Store
 from atropos.db.turns import save_turn
-from atropos.tests.db.samples import admitted, beginning, call, new_run, turn
+from atropos.tests.db.samples import LABEL, admitted, beginning, call, new_group, new_run, partial, rows, started, turn
 
 MEMBERS = 2
 ENGINE = engine_id("http://127.0.0.1:8000/v1")
@@ -52,6 +59,32 @@ async def ledger(store: Store) -> str:
     await sealed(store, groups[6:8], 1)
     assert isinstance(await lease_batch(store, run_id), Leased)
     await sealed(store, groups[8:], 1)
+    return run_id
+
+
+async def everything(store: Store) -> str:
+    """The same run with an evaluation and an episode that is playing: rows in every table."""
+    run_id = await ledger(store)
+    what: dict[str, Any] = {"environment": LABEL, "split": "eval", "tasks": 2, "samples": 2, "sampling": Sampling()}
+    await start_evaluation(store, run_id, "last", **what)
+    asked = [new_group(draw, split="eval", evaluation="last", key=f"eval-{draw}", size=2) for draw in range(2)]
+    for group in await insert_evaluation_groups(store, run_id, "last", asked):
+        members = [group.key.episode(member) for member in range(2)]
+        for member in members:
+            await start_episode(store, beginning(member))
+            await save_turn(store, member, turn())
+            await finish_episode(store, member, stop=StopReason.ANSWERED, failure=None, reason=None, reward=1.0)
+        await close_group(store, group.key, members, GroupState.SEALED, None, None)
+    await finish_evaluation(store, run_id, "last")
+    key = await started(store, run_id)
+    await save_turn(store, key, turn())
+    await save_turn(store, key, turn(tokens=2))  # another was first
+    await save_partial(store, key, 1, partial())
+    await save_calls(store, key, [call(state={"text": "long " * 1000})])
+    await save_scores(store, key, [Score(name="right", value=1.0)], "v1")
+    await add_event(store, run_id, "note", "something happened")
+    for table in Base.metadata.tables:
+        assert await rows(store, f"SELECT FROM {table} WHERE run_id = %s LIMIT 1", run_id), table
     return run_id
 
 

@@ -28,7 +28,11 @@ def lawless(database_url: str) -> str:
         ).fetchall()
         for table, name in constraints:
             connection.execute(f'ALTER TABLE {table} DROP CONSTRAINT "{name}" CASCADE')
-        connection.execute("DROP INDEX uq_batch_groups_live, uq_batches_step, uq_policy_versions_label, uq_groups_draw")
+        indexes = connection.execute(
+            "SELECT indexrelid::regclass::text FROM pg_index JOIN pg_class c ON c.oid = indrelid"
+            " WHERE indisunique AND NOT indisprimary AND relnamespace = 'public'::regnamespace"
+        ).fetchall()
+        connection.execute(f"DROP INDEX {', '.join(name for (name,) in indexes)}".encode())
     return database_url
 
 

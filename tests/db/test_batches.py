@@ -333,12 +333,13 @@ WITH t AS (
 ), r AS (
   UPDATE runs SET next_group_no = next_group_no + 1 WHERE run_id = %(run)s RETURNING next_group_no - 1 AS number
 ), g AS (
-  INSERT INTO groups (run_id, group_no, kind, environment, task_key, draw, size, state, closed_at)
-  SELECT %(run)s, number, 'train', 'sums', 'one', number, 2, %(state)s, now() FROM r RETURNING group_no
+  INSERT INTO groups (run_id, group_no, kind, environment, task_key, draw, size, state, valid,
+    oldest_version, closed_at)
+  SELECT %(run)s, number, 'train', 'sums', 'one', number, 2, %(state)s, 2, %(version)s, now() FROM r RETURNING group_no
 )
 INSERT INTO episodes (run_id, group_no, member, attempt, environment_version, prompt, start_state, state, stop, reward,
-  policy_version, ended_at)
-SELECT %(run)s, group_no, member, 0, 'v1', '[]', '{}', 'done', 'answered', member, %(version)s, now()
+  turns, sampled_tokens, policy_version, ended_at)
+SELECT %(run)s, group_no, member, 0, 'v1', '[]', '{}', 'done', 'answered', member, 1, 3, %(version)s, now()
 FROM g, generate_series(0, 1) AS member
 """
 """A closed group of two episodes in one statement: this test makes hundreds."""

@@ -22,9 +22,9 @@ _STATEMENTS: Final = (
     SELECT %(run)s, s, s, 'committed', 1, 0.5, %(a_step)s * %(members)s, 0, 0, now()
     FROM generate_series(0, %(steps)s - 1) s""",
     """INSERT INTO groups (run_id, group_no, kind, environment, task_key, draw, size, state, valid, mean_reward,
-      sampled_tokens, admitted_at, started_at, closed_at, reported_in)
+      sampled_tokens, oldest_version, admitted_at, started_at, closed_at, reported_in)
     SELECT %(run)s, g, 'train', %(label)s, 'task-' || g, g, %(members)s, 'sealed', %(members)s,
-      0.5 + 0.4 * sin(g / 1000.0), %(members)s * %(tokens)s, at, at, at + interval '9 s',
+      0.5 + 0.4 * sin(g / 1000.0), %(members)s * %(tokens)s, g / %(a_step)s, at, at, at + interval '9 s',
       nullif(g / %(a_step)s, %(steps)s)
     FROM (SELECT g, now() - make_interval(secs => (%(groups)s - g) * %(seconds)s) AS at
           FROM generate_series(0, %(groups)s - 1) g) AS made""",
