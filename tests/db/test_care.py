@@ -324,7 +324,7 @@ async def test_age_and_number_choose_among_ended_runs(fresh_database: Fresh) -> 
 
 
 async def test_an_export_that_has_begun_is_not_cut_short_by_a_prune(store: Store) -> None:
-    run_id = await imported(store, *(scored(scores=[number, 1]) for number in range(300)))
+    run_id = await imported(store, *(scored(scores=[number, 1]) for number in range(80)))
     seen = 0
     async with store.direct() as reading, reading.transaction():
         await reading.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
@@ -335,14 +335,14 @@ async def test_an_export_that_has_begun_is_not_cut_short_by_a_prune(store: Store
                 if not seen:
                     await pruned(store, run_id)
                 seen += 1
-    assert seen == 600
+    assert seen == 160
     assert run_id not in await all_runs(store)
 
 
 KINDS = ("live", "ended", "leased", "imported")
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(kinds=st.lists(st.sampled_from(KINDS), min_size=1, max_size=4), cuts=st.lists(st.integers(1, 4), max_size=3))
 async def test_however_often_it_breaks_off_a_prune_takes_what_may_go_and_leaves_the_rest(
     store: Store, kinds: list[str], cuts: list[int]
