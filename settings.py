@@ -26,6 +26,8 @@ LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 _POSTGRES_SCHEMES: Final = frozenset({"postgresql", "postgres", "postgresql+psycopg"})
 _ADDRESS: Final = re.compile(r"(?:[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.%a-z]+\]):(?P<port>[0-9]{1,5})")
 _LARGEST_PORT: Final = 65_535
+SHORTEST_TOKEN: Final = 8
+"""Characters of a dashboard's token."""
 _SECRET_QUERY_KEYS: Final = frozenset({"password", "sslpassword"})
 
 
@@ -55,7 +57,7 @@ class Settings(BaseSettings):
     engine_url: str | None = None
     """Base URL of an inference server to use instead of the dev engine, `http://host:port`."""
     log_level: LogLevel = "INFO"
-    dashboard_token: SecretStr | None = Field(default=None, min_length=8)
+    dashboard_token: SecretStr | None = Field(default=None, min_length=SHORTEST_TOKEN)
     """What people enter to see the dashboard; needed where it listens on more than loopback."""
 
     max_model_calls: int = Field(default=128, ge=1)
@@ -93,6 +95,14 @@ class Settings(BaseSettings):
         if not separator or scheme not in _POSTGRES_SCHEMES:
             raise ValueError("must look like postgresql://user:password@host:port/database")
         return SecretStr(f"postgresql://{rest}")
+
+    @field_validator("dashboard_token", mode="before")
+    @classmethod
+    def _hard_to_guess(cls, value: object) -> object:
+        text = value.get_secret_value() if isinstance(value, SecretStr) else value
+        if isinstance(text, str) and len(text) < SHORTEST_TOKEN:  # pydantic would count "items"
+            raise ValueError(f"it needs at least {SHORTEST_TOKEN} characters")
+        return value
 
     @field_validator("engine_url")
     @classmethod

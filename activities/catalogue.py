@@ -1,6 +1,6 @@
 """Which activities a worker of each role serves.
 
-Invariant: every activity of `contracts.activities` is served on its queue, and those that may run locally also beside
+Invariant: every activity of `contracts` is served on its queue, and those that may run locally also beside
 the workflows; a test checks both.
 """
 
@@ -12,6 +12,7 @@ from .episodes import EpisodeActivities
 from .evaluations import EvaluationActivities
 from .groups import GroupActivities
 from .publishing import PublishingActivities
+from .rescoring import RescoringActivities
 from .runs import RunActivities
 from .sampling import ModelActivities
 from .services import Services
@@ -21,7 +22,7 @@ from .training import LeaseActivities, TrainingActivities
 def activities_of(role: WorkerRole, services: Services) -> list[Callable[..., Any]]:
     """The activities to register for `role`."""
     episodes, groups = EpisodeActivities(services), GroupActivities(services)
-    training = TrainingActivities(services)
+    training, rescoring = TrainingActivities(services), RescoringActivities(services)
     runs, evaluations = RunActivities(services), EvaluationActivities(services)
     served: dict[WorkerRole, list[Callable[..., Any]]] = {
         WorkerRole.WORKFLOWS: [
@@ -39,6 +40,9 @@ def activities_of(role: WorkerRole, services: Services) -> list[Callable[..., An
             episodes.score_episode,
             episodes.finish_episode,
             groups.score_group,
+            rescoring.next_rescored_groups,
+            rescoring.rescore_group,
+            rescoring.end_rescoring,
         ],
         WorkerRole.CONTROL: [
             runs.register_run,

@@ -126,6 +126,9 @@ class PublishingActivities:
                 if record.state != EngineState.READY:
                     await set_engine_state(store, run_id, record.engine_id, EngineState.READY, None)
                 return _Held(True, None)
+            if info.label == target.label and known is PublicationState.LOADING:
+                await control.resume()  # it is named after the load and before it goes on
+                return await self._prove(run_id, config, record, control, info.incarnation, target, time.monotonic())
             if target.path is None or (target.borrowed and await first_user(store, record.url) != run_id):
                 return _Held(False, f"{record.url} holds {info.label}, not {target.label}")
             key = (run_id, record.engine_id, target.version)
@@ -150,12 +153,31 @@ class PublishingActivities:
         incarnation: str,
         target: Wanted,
     ) -> _Held:
-        """Publish to one engine, and settle what its turns are worth by what its probe says."""
+        """Publish to one engine, and have it prove what it holds."""
         store, here = self._services.store, (run_id, record.engine_id, incarnation, target.version)
         await begin_publication(store, *here)
         began = time.monotonic()
         try:
             await publish(control, path=Path(target.path or ""), label=target.label, load_timeout_s=_LOAD_S)
+        except EngineFailure as failure:
+            await settle_publication(store, *here, PublicationState.FAILED, failure.message)
+            raise
+        return await self._prove(run_id, config, record, control, incarnation, target, began)
+
+    async def _prove(
+        self,
+        run_id: str,
+        config: RunConfig,
+        record: EngineRecord,
+        control: EngineControl,
+        incarnation: str,
+        target: Wanted,
+        began: float,
+    ) -> _Held:
+        """Probe an engine that was given the version, and settle. Where whoever gave it died before that, what it
+        sampled since then is kept like this, and nothing is loaded twice."""
+        store, here = self._services.store, (run_id, record.engine_id, incarnation, target.version)
+        try:
             found = await _proved(control, config, target)
         except EngineFailure as failure:
             await settle_publication(store, *here, PublicationState.FAILED, failure.message)

@@ -8,10 +8,10 @@ import asyncio
 import dataclasses
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import quote
 
 from temporalio.client import Client
@@ -137,8 +137,12 @@ class Services:
     async def load(self, run_id: str, config: RunConfig, label: str) -> LoadedEnvironment:
         """An environment of the file of a run, which need not have a row. Raises EnvironmentProblem."""
         chosen = config.environment(label)
-        with await self.inline.importing(run_id, label, chosen.id):
-            return load(chosen.id, dict(chosen.args), self._base)
+        return await self.load_code(run_id, label, chosen.id, chosen.args)
+
+    async def load_code(self, run_id: str, label: str, ref: str, args: Mapping[str, Any]) -> LoadedEnvironment:
+        """An environment for the sake of a run, which may know another under that label. Raises EnvironmentProblem."""
+        with await self.inline.importing(run_id, label, ref):
+            return load(ref, dict(args), self._base)
 
     async def renderer(self, run_id: str) -> TokenRenderer:
         run = await self.run(run_id)

@@ -188,7 +188,7 @@ class TrainingActivities:
         store = self._services.store
         learner = await self._at_head(run_id, config)
         self._learner = None  # until it is committed, memory is no version: whatever goes wrong, it is loaded again
-        groups = await read_batch(store, run_id, claim.batch_no)
+        groups = await read_batch(store, run_id, claim.batch_no, config.trainer.scores)
         sequences = _probe_sequences(groups)
         before = await _in_thread(lambda: learner.logprobs(sequences))
         try:

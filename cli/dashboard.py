@@ -12,7 +12,7 @@ import typer
 from pydantic import SecretStr
 
 from ..dashboard.html import ServedLinks
-from ..settings import Settings, load_settings, temporal_profile
+from ..settings import SHORTEST_TOKEN, Settings, load_settings, temporal_profile
 from . import access
 from .errors import CommandError
 
@@ -42,6 +42,8 @@ def command(
         raise CommandError(f"The dashboard is not installed; run: {INSTALL}")
     from ..dashboard.server import is_loopback, serve
 
+    if token is not None and len(token) < SHORTEST_TOKEN:
+        raise CommandError(f"--token is not usable: it needs at least {SHORTEST_TOKEN} characters.")
     settings = load_settings(**({} if token is None else {"dashboard_token": SecretStr(token)}))
     held = None if settings.dashboard_token is None else settings.dashboard_token.get_secret_value()
     if held is None and not is_loopback(address):

@@ -21,7 +21,7 @@ from .stack.addresses import resolve_addresses
 from .stack.apps import check_model
 from .stack.files import StackHome, explain_os_errors
 from .stack.options import StackOptions
-from .stack.render import render_down, render_status, render_up, show_progress
+from .stack.render import render_down, render_status, render_up, say_beginning, show_progress
 from .up_options import kept_by_running, refuse_contradictions, refuse_idle
 
 _Port = typer.Option(min=1, max=65_535, help="Default: a free port, kept for the next time.")
@@ -63,13 +63,16 @@ def up(
         check_model(model)
     addresses = resolve_addresses(settings)
     refuse_idle(given, addresses)
+    said = Console(stderr=True)
+    say_beginning(StackHome(settings.home), said)
     if engine and model is None and addresses.engine.value is None:
         from .progress import tiny_policy
 
+        said.print("  the tiny policy is looked for, and made on first use …", style="dim", highlight=False)
         options = options.model_copy(update={"engine_model": tiny_policy(settings.home, seed)})
     options = commands.only_missing(options, addresses)
     try:
-        result = commands.up(settings.home, options, progress=show_progress(Console(stderr=True)))
+        result = commands.up(settings.home, options, progress=show_progress(said))
     except KeyboardInterrupt:
         typer.echo("Interrupted: what was started is stopped again.", err=True)
         raise

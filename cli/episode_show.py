@@ -12,7 +12,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.text import Text
 
-from ..contracts.episode import ToolOutcome
+from ..contracts.episode import Score, ToolOutcome
 from ..contracts.messages import Message, Role
 from ..contracts.records import TurnRecord
 from ..contracts.text import one_line, printable
@@ -85,12 +85,17 @@ def _ending(console: Console, shown: Shown) -> None:
     if facts.failure is not None:
         console.print(Text(f"Failed: {facts.failure}, {one_line(shown.reason or 'no reason was given')}", style="red"))
     for score in shown.scores:
-        value = "unscored" if score.value is None else f"{score.value:g}"
-        weight = "metric" if score.metric else f"weight {score.weight:g}"
-        console.print(Text(f"  {one_line(score.name)}: {value} ({weight})"))
+        console.print(Text(f"  {_valued(score)}"))
     if facts.stop is not None:
         reward = "none (unscored)" if facts.reward is None else f"{facts.reward:g}"
         console.print(Text(f"Reward: {reward}", style="bold"))
+    for version, score in shown.beside:
+        console.print(Text(f"  beside it, by version {one_line(version)}: {_valued(score)}", style="dim"))
+
+
+def _valued(score: Score) -> str:
+    value = "unscored" if score.value is None else f"{score.value:g}"
+    return f"{one_line(score.name)}: {value} ({'metric' if score.metric else f'weight {score.weight:g}'})"
 
 
 def _tokens(console: Console, record: TurnRecord, decode: Decode) -> None:
@@ -146,6 +151,7 @@ def facts_of(shown: Shown, *, tokens: bool = False) -> dict[str, Any]:
         "reason": shown.reason,
         "reward": facts.reward,
         "scores": [score.model_dump(mode="json") for score in shown.scores],
+        "other_scores": [{"version": version, **score.model_dump(mode="json")} for version, score in shown.beside],
         "prompt": _plain(facts.prompt),
         "turns": [
             {

@@ -28,6 +28,7 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "dashboard": ("cli.dashboard:command", "Serve runs, groups and episodes to a browser."),
     "view": ("cli.view:command", "Write a run or an episode as HTML pages that need no server."),
     "audit": ("cli.audit:command", "Prove a run's ledger: its rows against each other and against Temporal."),
+    "rescore": ("cli.rescore:command", "Apply new or changed scorers to stored episodes."),
     "sft-gen": ("cli.export:sft_gen", "Write scored episodes as JSON lines for supervised fine-tuning."),
     "dpo-gen": ("cli.export:dpo_gen", "Write pairs of answers as JSON lines for preference optimisation."),
     "policy": ("cli.policy:app", "Make the tiny policy of the dev stack."),

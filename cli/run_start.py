@@ -8,7 +8,9 @@ import asyncio
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from pydantic import BaseModel
 
 from ..contracts.queues import WORKFLOWS
 from ..contracts.runfile import RunConfig, why_no_run_id
@@ -18,6 +20,8 @@ from .errors import CommandError
 
 if TYPE_CHECKING:
     from temporalio.client import Client, WorkflowHandle
+
+ResultT = TypeVar("ResultT", bound=BaseModel)
 
 _LETTERS: Final = "abcdefghijkmnpqrstuvwxyz23456789"
 _BEGINS_S: Final = 15.0
@@ -87,14 +91,14 @@ def id_taken(run_id: str) -> CommandError:
 
 async def run_ends(client: "Client", run_id: str) -> RunState:
     """Wait for the end of a run. Raises CommandError with its reason where its workflow failed."""
-    return (await _outcome(client.get_workflow_handle(run_id, result_type=RunResult))).state
+    return (await outcome_of(client.get_workflow_handle(run_id, result_type=RunResult), RunResult)).state
 
 
 async def _begins(client: "Client", handle: "WorkflowHandle[Any, Any]") -> str | None:
     """None as soon as the run is registered; a note where that takes too long. Raises what refused it."""
     from .run_steer import no_worker, query
 
-    ended = asyncio.create_task(_outcome(handle))
+    ended = asyncio.create_task(outcome_of(handle, RunResult))
     try:
         async with asyncio.timeout(_BEGINS_S):
             while not ended.done():
@@ -111,7 +115,8 @@ async def _begins(client: "Client", handle: "WorkflowHandle[Any, Any]") -> str |
     return None
 
 
-async def _outcome(handle: "WorkflowHandle[Any, Any]") -> RunResult:
+async def outcome_of(handle: "WorkflowHandle[Any, Any]", kind: type[ResultT]) -> ResultT:
+    """A workflow's result, waited for also while Temporal is away. Raises CommandError with why it failed."""
     from temporalio.client import WorkflowFailureError
     from temporalio.exceptions import ApplicationError, CancelledError, is_cancelled_exception
 
@@ -125,7 +130,7 @@ async def _outcome(handle: "WorkflowHandle[Any, Any]") -> RunResult:
             cause = cause.__cause__
         words = cause.message if isinstance(cause, ApplicationError) else str(cause)
         raise CommandError(f"{handle.id} failed: {words}") from None
-    return result if isinstance(result, RunResult) else RunResult.model_validate(result)
+    return result if isinstance(result, kind) else kind.model_validate(result)
 
 
 async def _outlasting(handle: "WorkflowHandle[Any, Any]") -> Any:

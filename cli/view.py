@@ -53,5 +53,13 @@ def command(
     except ForeignFolder as error:
         raise CommandError(str(error)) from None
     except OSError as error:
-        raise CommandError(f"{folder} cannot be written: {error.strerror or error}.") from None
+        raise CommandError(f"{folder} cannot be written: {error.strerror or error}{_beside(folder, error)}.") from None
     console.print(Text(f"{written} in {folder}; open {folder / 'index.html'}"), soft_wrap=True)
+
+
+def _beside(folder: Path, error: OSError) -> str:
+    """What else must be writable, where that is what failed."""
+    beside = folder.absolute().parent
+    if not folder.is_dir() or not isinstance(error.filename, str) or Path(error.filename).parent != beside:
+        return ""
+    return f" (pages are made beside it, in {beside}, and take its name when they are whole)"

@@ -67,6 +67,9 @@ class TrainerConfig(Strict):
     steps: int = Field(default=100, ge=1, le=MOST)
     """Train steps of the run."""
     optim: OptimConfig = OptimConfig()
+    scores: str = Field(default="first", min_length=1, max_length=100)
+    """Whose scores make the rewards where episodes were scored again (`atropos rescore`): `first`, `latest`, or the
+    name of a version; where that has given none, the first ones do."""
     micro_batch_tokens: int = Field(default=16384, ge=1, le=MOST)
     """Tokens, padding included, that go through the model at once; changes memory and speed, never the result."""
     checkpoint: CheckpointConfig = CheckpointConfig()

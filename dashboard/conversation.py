@@ -18,6 +18,8 @@ from ..inference.words import Decode
 
 MOST_TOKENS: Final = 3000
 """Tokens of one turn that a page shows."""
+MOST_TOKENS_IN_ALL: Final = 20_000
+"""Sampled tokens of all turns that a page shows: each is an element of its own."""
 MOST_TURNS: Final = 200
 _SHADES: Final = (0.9, 0.5, 0.1)
 """From these probabilities on a sampled token is likely, fair, unlikely; below it is rare."""
@@ -72,9 +74,14 @@ def conversation_of(shown: Shown, decode: Decode) -> Conversation:
     facts = shown.facts
     pairs = list(zip(facts.turns, shown.episode.turns, strict=True))[:MOST_TURNS]
     versions = sorted({span.version for record in facts.turns for span in record.spans})
+    turns: list[TurnShown] = []
+    room = MOST_TOKENS_IN_ALL
+    for record, turn in pairs:
+        turns.append(_turn(record, turn, decode, min(MOST_TOKENS, room)))
+        room -= len(turns[-1].tokens)
     return Conversation(
         prompt=tuple(said for message in facts.prompt for said in _message(message)),
-        turns=tuple(_turn(record, turn, decode) for record, turn in pairs),
+        turns=tuple(turns),
         left_out=max(0, len(facts.turns) - MOST_TURNS),
         versions=tuple((version, _colour(version)) for version in versions),
         sampled=sum(len(record.sampled) for record in facts.turns),
@@ -86,20 +93,21 @@ def answer_of(message: Message) -> tuple[Said, ...]:
     return tuple(_message(message))
 
 
-def _turn(record: TurnRecord, turn: Turn, decode: Decode) -> TurnShown:
+def _turn(record: TurnRecord, turn: Turn, decode: Decode, most: int) -> TurnShown:
     said = [*_message(turn.message)]
     for outcome in turn.outcomes:
         said += _outcome(outcome)
     for reply in turn.replies:
         said += _message(reply)
-    shown = record.prompt_delta[:MOST_TOKENS]
+    given = record.prompt_delta[:MOST_TOKENS]
+    tokens = tuple(_tokens(record, decode, most))
     return TurnShown(
         number=record.turn,
         facts=turn_facts(record),
-        given="".join(map(decode, shown)),
+        given="".join(map(decode, given)),
         given_count=len(record.prompt_delta),
-        tokens=tuple(_tokens(record, decode)),
-        left_out=max(0, len(record.sampled) - MOST_TOKENS) + len(record.prompt_delta) - len(shown),
+        tokens=tokens,
+        left_out=len(record.sampled) - len(tokens) + len(record.prompt_delta) - len(given),
         said=tuple(said),
         reward=turn.reward,
     )
@@ -131,10 +139,10 @@ def _outcome(outcome: ToolOutcome) -> Iterator[Said]:
         yield Said("problem", "error", outcome.error)
 
 
-def _tokens(record: TurnRecord, decode: Decode) -> Iterator[Token]:
+def _tokens(record: TurnRecord, decode: Decode, most: int) -> Iterator[Token]:
     versions = _versions(record)
     drawn = zip(record.sampled, record.logprobs, record.mask, versions, strict=True)
-    for _, (token, logprob, trains, version) in zip(range(MOST_TOKENS), drawn, strict=False):
+    for _, (token, logprob, trains, version) in zip(range(most), drawn, strict=False):
         style = f"p{shade(logprob)} m{int(bool(trains))} v{_colour(version)}"
         yield Token(decode(token), style, f"{token}: {logprob:.3f}, version {version}")
 

@@ -6,16 +6,17 @@ seconds while it may change; what has not changed is not sent. A store that is a
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 
 import panel as pn
 
-from ..db.errors import StoreError
+from ..db.errors import StoreError, StoreUnreachable
 from ..db.store import Store
 from .html import ServedLinks, fragment, style
 from .plots import RunPlots
-from .reading import EpisodePage, Query, Read, RunPage, RunsPage, group_key, read_group, read_groups
+from .reading import EpisodePage, Query, Read, RunPage, RunsPage, first_values, group_key, read_group, read_groups
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +27,10 @@ COLOURS: Final = {
     "by mask": "by-mask",
     "by version": "by-version",
 }
-_ABSENT: Final = "The page cannot be read right now; see the log of the dashboard. It is tried again."
+_AGAIN: Final = "It is tried again."
+_ABSENT: Final = f"The page cannot be read right now; see the log of the dashboard. {_AGAIN}"
+_SLOW_S: Final = 4.0
+"""After which a reading that goes on is told of, each time it passes."""
 
 
 class Html(pn.pane.HTML):  # type: ignore[misc]
@@ -93,6 +97,7 @@ class Pages:
             pane.css_classes = [switch.value]
             switch.param.watch(lambda event: pane.param.update(css_classes=[event.new]), "value")
 
+        late = Html("", stylesheets=[style()], sizing_mode="stretch_width", margin=0)
         busy = asyncio.Lock()
 
         async def refresh() -> None:
@@ -102,7 +107,11 @@ class Pages:
                 await show()
 
         async def show() -> None:
-            found = await self._read(read, query)
+            def tell(seconds: float) -> None:
+                late.object = fragment("late.html", self._links, seconds=round(seconds))
+
+            found = await told_while(self._read(read, query), tell)
+            late.object = ""
             if pane.object != found.html:
                 pane.object = found.html
             if after is not None and pn.state.curdoc is not None:
@@ -113,12 +122,14 @@ class Pages:
         again = pn.state.add_periodic_callback(refresh, period=EVERY_MS)
         pn.state.onload(refresh)
         above = [] if switch is None else [switch]
-        return pn.Column(*above, pane, *below, sizing_mode="stretch_width", margin=(5, 20))
+        return pn.Column(*above, late, pane, *below, sizing_mode="stretch_width", margin=(5, 20))
 
     async def _read(self, read: Callable[[Query], Awaitable[Read]], query: Query) -> Read:
         """The page, or what to say instead of it until the next try."""
         try:
             return await read(query)
+        except StoreUnreachable as error:
+            return Read(fragment("message.html", self._links, message=f"{error} {_AGAIN}"), live=True)
         except StoreError as error:
             return Read(fragment("message.html", self._links, message=str(error)), live=True)
         except Exception:
@@ -126,7 +137,18 @@ class Pages:
             return Read(fragment("message.html", self._links, message=_ABSENT), live=True)
 
 
+async def told_while(reading: Coroutine[Any, Any, Read], tell: Callable[[float], None]) -> Read:
+    """What `reading` returns; meanwhile `tell` how many seconds it takes. A store that hangs raises nothing."""
+    began = time.monotonic()
+    task = asyncio.create_task(reading)
+    try:
+        while not (await asyncio.wait({task}, timeout=_SLOW_S))[0]:
+            tell(time.monotonic() - began)
+        return task.result()
+    finally:
+        task.cancel()
+
+
 def arguments() -> Query:
     """The arguments of the address that the session was opened with."""
-    given = pn.state.session_args or {}
-    return {name: values[0].decode("utf-8", "replace") for name, values in given.items() if values}
+    return first_values(pn.state.session_args or {})

@@ -6,7 +6,7 @@ sentence. Nothing here knows Panel, so files and tests use it as the dashboard d
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -23,7 +23,7 @@ from ..db.evaluations import list_evaluations
 from ..db.groups import load_group
 from ..db.overview import RunFigures, group_answers, group_lines, run_figures, run_heads
 from ..db.runs import RunRow, get_run, unknown_run
-from ..db.shown import Shown, load_shown
+from ..db.shown import Shown, check_episode, load_shown
 from ..db.store import Store
 from ..inference.words import decoder
 from .conversation import answer_of, conversation_of
@@ -82,7 +82,9 @@ class RunPage:
             self.curves = RunCurves(run.run_id, run.config.trains)
         await self.curves.update(self.store)
         places = self.curves.places.values()
-        lately = rates(self.curves.over_time() or self.curves.over_time("eval"))
+        trained = self.curves.over_time()
+        scored = sum(one.scored for one in trained)
+        lately = rates(trained or self.curves.over_time("eval"))
         html = fragment(
             "run.html",
             self.links,
@@ -93,6 +95,8 @@ class RunPage:
             steps=self.curves.trained,
             episodes=sum(one.episodes for one in places),
             tokens=sum(one.tokens for one in places),
+            scored=scored,
+            mean=sum(one.reward for one in trained) / scored if scored else None,
             rate=lately[-1][1] if lately and is_live(run.state) else None,
         )
         return Read(html, is_live(run.state))
@@ -192,6 +196,26 @@ async def _episode(shown: Shown, links: Links, *, with_switch: bool) -> Read:
     return Read(await asyncio.to_thread(made), shown.facts.stop is None)
 
 
+def first_values(arguments: Mapping[str, Sequence[bytes]]) -> Query:
+    """Arguments as a server hands them over."""
+    return {name: values[0].decode("utf-8", "replace") for name, values in arguments.items() if values}
+
+
+async def check_named(store: Store, address: str, query: Query) -> None:
+    """Look whether there is what a page is asked for, without reading it. Raises Unknown."""
+    match address:
+        case "/run":
+            await find(store, query.get("id", ""))
+        case "/groups":
+            await find(store, query.get("run", ""))
+        case "/group":
+            await load_group(store, group_key(query))
+        case "/episode":
+            key = episode_key(query)
+            await find(store, key.run_id)
+            await check_episode(store, key)
+
+
 async def find(store: Store, text: str) -> RunRow:
     """The run of an address. Raises Unknown."""
     for run_id in (text, f"run/{text}"):
@@ -206,7 +230,10 @@ def group_key(query: Query) -> GroupKey:
     number = _number(query.get("no"))
     if number is None:
         raise Unknown("A group's page is addressed as /group?run=RUN&no=NUMBER.")
-    return GroupKey(run_id=query.get("run", ""), group_no=number)
+    run_id = query.get("run", "")
+    if not run_id or "\0" in run_id:
+        raise unknown_run(run_id)
+    return GroupKey(run_id=run_id, group_no=number)
 
 
 def episode_key(query: Query) -> EpisodeKey:

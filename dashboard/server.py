@@ -20,6 +20,7 @@ from tornado.web import RedirectHandler, RequestHandler
 from tornado.websocket import WebSocketClosedError
 
 from ..db.store import Store
+from .answers import answering
 from .html import ServedLinks, document, fragment
 from .pages import Pages
 
@@ -34,6 +35,9 @@ _COOKIE: Final = "atropos-dashboard"
 _HOLDER: Final = "holder of the token"
 TOLD_OF_TABS: Final = ("asyncio", "tornado.application", "tornado.general", "bokeh.server.protocol_handler")
 """Loggers that are told of a message that could not be sent: to whoever looks after a task, a callback or a session."""
+TELL_OF_TABS: Final = ("bokeh.server.views.ws", "panel.io.document")
+"""Loggers that say it in words of their own."""
+_CLOSED: Final = "Failed sending message as connection was closed"
 _PATIENCE_S: Final = 1.0
 """After a wrong token."""
 
@@ -59,7 +63,7 @@ async def serve(
 ) -> None:
     """Serve until SIGINT or SIGTERM. `started` is told the port. Raises OSError where it is taken."""
     pn.extension()
-    for name in TOLD_OF_TABS:
+    for name in (*TOLD_OF_TABS, *TELL_OF_TABS):
         logging.getLogger(name).addFilter(is_no_closed_tab)
     server = _server(store, links, address, port, token)
     stopped = asyncio.Event()
@@ -77,24 +81,27 @@ async def serve(
 
 def is_no_closed_tab(record: logging.LogRecord) -> bool:
     """Whether it is worth a line: a person who closes a tab while a page is being sent is no error of anybody's."""
-    return record.exc_info is None or not isinstance(record.exc_info[1], WebSocketClosedError)
+    if record.exc_info is not None and isinstance(record.exc_info[1], WebSocketClosedError):
+        return False
+    return not (record.name in TELL_OF_TABS and record.msg == _CLOSED)
 
 
 def _server(store: Store, links: ServedLinks, address: str, port: int, token: str | None) -> Any:
     if token is None and not is_loopback(address):
         raise ValueError("a dashboard that others can reach needs a token")
     own = [f"{name}:{port}" for name in ("localhost", "127.0.0.1", f"[{address}]" if ":" in address else address)]
-    return pn.io.server.get_server(
-        Pages(store, links).routes(),
-        address=address,
-        port=port,
-        loop=IOLoop.current(),
-        title=TITLES,
-        # With a token the cookie is not sent from pages of other sites; without one only our own names may connect.
-        websocket_origin=own if token is None else ["*"],
-        extra_patterns=[(r"/health", Health), (r"/", RedirectHandler, {"url": "/runs", "permanent": False})],
-        **({} if token is None else {"auth_provider": TokenHolders(token)}),
-    )
+    with answering(store):
+        return pn.io.server.get_server(
+            Pages(store, links).routes(),
+            address=address,
+            port=port,
+            loop=IOLoop.current(),
+            title=TITLES,
+            # With a token the cookie is not sent from pages of other sites; without one only our own names may connect.
+            websocket_origin=own if token is None else ["*"],
+            extra_patterns=[(r"/health", Health), (r"/", RedirectHandler, {"url": "/runs", "permanent": False})],
+            **({} if token is None else {"auth_provider": TokenHolders(token)}),
+        )
 
 
 class Health(RequestHandler):
@@ -117,6 +124,7 @@ class TokenHolders(AuthProvider):  # type: ignore[misc]
         def user(handler: Any) -> str | None:
             held = handler.get_cookie(_COOKIE) or ""
             sent = handler.request.headers.get("Authorization", "").removeprefix("Bearer ")
+            sent = sent.encode("latin-1", "replace").decode("utf-8", "replace")  # as it was before Tornado decoded it
             known = same(held, self._ticket) or same(sent, self._token)
             return _HOLDER if known else None
 
@@ -135,7 +143,9 @@ class TokenHolders(AuthProvider):  # type: ignore[misc]
                 self.write(_login_page(refused=False))
 
             async def post(self) -> None:
-                if not same(self.get_body_argument("token", ""), token):
+                # Not `get_body_argument`, which writes what it cannot decode to the log.
+                entered = self.request.body_arguments.get("token", [b""])[-1].decode("utf-8", "replace")
+                if not same(entered.strip(), token.strip()):
                     await asyncio.sleep(_PATIENCE_S)
                     self.set_status(403)
                     self.write(_login_page(refused=True))

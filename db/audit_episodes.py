@@ -109,7 +109,7 @@ WHERE e.run_id = %(run)s AND (s.numbers <> s.turns OR e.state <> 'running' AND (
 _REWARD: Final = f"""
 WITH first AS (
   SELECT DISTINCT ON (s.group_no, s.member, s.attempt, s.name) s.*
-  FROM scores s WHERE s.run_id = %(run)s ORDER BY s.group_no, s.member, s.attempt, s.name, s.seq
+  FROM scores s WHERE s.run_id = %(run)s ORDER BY s.group_no, s.member, s.attempt, s.name, s.value IS NULL, s.seq
 ), sums AS (
   SELECT group_no, member, attempt, created_at, seq,
     CASE WHEN bool_or(value IS NULL) OVER so_far THEN NULL ELSE sum(weight * value) OVER so_far END AS total

@@ -27,12 +27,17 @@ FROM runs ORDER BY created_at DESC, run_id LIMIT %(limit)s OFFSET %(offset)s
 _FIGURES: Final = """
 SELECT r.run_id,
   (SELECT count(*) FROM train_steps s WHERE s.run_id = r.run_id),
-  (SELECT count(*) FROM episodes e WHERE e.run_id = r.run_id),
+  played.episodes, played.scored, played.mean,
   (SELECT coalesce(array_agg(mean ORDER BY place), '{}') FROM (
     SELECT g.group_no::bigint * %(sparks)s / greatest(r.next_group_no, 1) AS place, avg(g.mean_reward) AS mean
     FROM groups g WHERE g.run_id = r.run_id AND g.kind = 'train' AND g.mean_reward IS NOT NULL GROUP BY 1
   ) AS line)
-FROM runs r WHERE r.run_id = ANY(%(runs)s)
+FROM runs r CROSS JOIN LATERAL (
+  SELECT count(*) AS episodes, count(e.reward) FILTER (WHERE g.kind = 'train') AS scored,
+    avg(e.reward) FILTER (WHERE g.kind = 'train') AS mean
+  FROM episodes e JOIN groups g ON g.run_id = e.run_id AND g.group_no = e.group_no WHERE e.run_id = r.run_id
+) AS played
+WHERE r.run_id = ANY(%(runs)s)
 """
 
 _GROUPS: Final = """
@@ -85,6 +90,10 @@ class RunFigures:
     steps: int
     episodes: int
     """Attempts that were started, evaluations included."""
+    scored: int
+    """Training attempts that have a reward."""
+    mean_reward: float | None
+    """Over those: the same number as in a `RunSummary`."""
     rewards: tuple[float, ...]
     """Mean reward of training groups over the life of the run, at most `SPARKS` points."""
 
@@ -140,7 +149,10 @@ async def run_figures(store: Store, runs: Sequence[str]) -> dict[str, RunFigures
         return {}
     async with store.direct() as connection:
         rows = await (await connection.execute(_FIGURES, {"runs": list(runs), "sparks": SPARKS})).fetchall()
-    return {run_id: RunFigures(steps, episodes, tuple(line)) for run_id, steps, episodes, line in rows}
+    return {
+        run_id: RunFigures(steps, episodes, scored, mean, tuple(line))
+        for run_id, steps, episodes, scored, mean, line in rows
+    }
 
 
 async def group_lines(

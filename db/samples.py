@@ -13,7 +13,9 @@ from .encoding import unpack_floats, unpack_ids
 from .store import Store
 
 _MEMBERS: Final = """
-SELECT e.group_no, g.environment, e.member, e.attempt, e.reward
+SELECT e.group_no, g.environment, e.member, e.attempt,
+  CASE %(scores)s WHEN 'first' THEN e.reward
+    ELSE coalesce(episode_reward(b.run_id, e.group_no, e.member, e.attempt, %(scores)s), e.reward) END
 FROM batch_groups b
 JOIN groups g ON g.run_id = b.run_id AND g.group_no = b.group_no
 JOIN LATERAL (
@@ -37,9 +39,13 @@ ORDER BY t.group_no, t.member, t.attempt, t.turn
 """
 
 
-async def read_batch(store: Store, run_id: str, batch_no: int) -> list[SampleGroup]:
-    """The groups of a batch in order of their numbers, members in order of theirs."""
-    values = {"run": run_id, "batch": batch_no}
+async def read_batch(store: Store, run_id: str, batch_no: int, scores: str = "first") -> list[SampleGroup]:
+    """The groups of a batch in order of their numbers, members in order of theirs.
+
+    `scores`: the version of the scorers whose rewards count, or `first` or `latest`; the same at every try, since no
+    score of a leased group changes (`db.rescoring`).
+    """
+    values = {"run": run_id, "batch": batch_no, "scores": scores}
     async with store.direct() as connection:
         members = await (await connection.execute(_MEMBERS, values)).fetchall()
         turns = await (await connection.execute(_TURNS, values, binary=True)).fetchall()

@@ -1,6 +1,7 @@
 """Scores: parts of the reward and metrics, written once for each scorer's version.
 
-Invariant: of several versions of a scorer the first counts for the episode's reward; later ones stand beside it. Scores
+Invariant: of several versions of a scorer the first that gave a value counts for the episode's reward; later ones stand
+beside it. Scores
 that arrive between an episode's end and the end of its group (rewards of a whole group, a judge that came back)
 bring the reward up to date in the same transaction.
 """
@@ -27,10 +28,15 @@ FROM episodes WHERE {_OF_EPISODE} AND state = ANY (%(states)s)
 ON CONFLICT DO NOTHING
 """
 
-_FIRST: Final = f"""
-SELECT DISTINCT ON (name) name, value, weight, metric, seq FROM scores WHERE {_OF_EPISODE} ORDER BY name, seq
+FIRST: Final = f"""
+SELECT DISTINCT ON (name) name, value, weight, metric, seq, scorer_version FROM scores WHERE {_OF_EPISODE}
+ORDER BY name, value IS NULL, seq
 """
-_SELECT: Final = f"SELECT name, value, weight, metric FROM ({_FIRST}) AS first ORDER BY seq"
+_SELECT: Final = f"SELECT name, value, weight, metric FROM ({FIRST}) AS first ORDER BY seq"
+_SELECT_BESIDE: Final = f"""
+SELECT scorer_version, name, value, weight, metric FROM scores
+WHERE {_OF_EPISODE} AND (name, scorer_version) NOT IN (SELECT name, scorer_version FROM ({FIRST}) AS first) ORDER BY seq
+"""
 _SELECT_ONE: Final = f"""
 SELECT name, value, weight, metric FROM scores
 WHERE {_OF_EPISODE} AND name = %(name)s AND scorer_version = %(scorer)s
@@ -41,7 +47,7 @@ UPDATE episodes SET reward = parts.total
 FROM (
   SELECT CASE WHEN bool_or(value IS NULL) THEN NULL ELSE sum(weight * value ORDER BY seq) END AS total,
     count(*) AS parts
-  FROM ({_FIRST}) AS first WHERE NOT metric
+  FROM ({FIRST}) AS first WHERE NOT metric
 ) AS parts, groups
 WHERE episodes.run_id = %(run)s AND episodes.group_no = %(group)s AND member = %(member)s AND attempt = %(attempt)s
   AND episodes.state = 'done' AND parts.parts > 0 AND episodes.reward IS DISTINCT FROM parts.total
@@ -75,6 +81,13 @@ async def episode_scores(store: Store, key: EpisodeKey) -> list[Score]:
     async with store.direct() as connection:
         rows = await (await connection.execute(_SELECT, params(key), binary=True)).fetchall()
     return [_score_of(row) for row in rows]
+
+
+async def scores_beside(store: Store, key: EpisodeKey) -> list[tuple[str, Score]]:
+    """Scores of versions that do not count: (version, score) in the order they were written."""
+    async with store.direct() as connection:
+        rows = await (await connection.execute(_SELECT_BESIDE, params(key))).fetchall()
+    return [(version, _score_of(tuple(row))) for version, *row in rows]
 
 
 def score_values(key: EpisodeKey, score: Score, version: str | None, states: tuple[str, ...]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from .errors import Unknown
 from .groups import GroupFacts, load_group
 from .late import params
 from .runs import RunRow
+from .scores import scores_beside
 from .store import Store
 
 _REASON: Final = """
@@ -33,6 +34,8 @@ class Shown:
     scores: tuple[Score, ...]
     reason: str | None
     """What went wrong, in words."""
+    beside: tuple[tuple[str, Score], ...] = ()
+    """Scores of other versions, which do not count for the reward: version and score, in the order of writing."""
 
     @property
     def episode(self) -> Episode:
@@ -47,7 +50,16 @@ async def load_shown(store: Store, row: RunRow, key: EpisodeKey) -> Shown:
         raise Unknown(f"There is no episode {key.workflow_id}: {_what_there_is(group)}.")
     async with store.direct() as connection:
         found = await (await connection.execute(_REASON, params(key))).fetchone()
-    return Shown(row, facts, tuple(await episode_scores(store, key)), None if found is None else found[0])
+    scores, beside = await episode_scores(store, key), await scores_beside(store, key)
+    return Shown(row, facts, tuple(scores), None if found is None else found[0], tuple(beside))
+
+
+async def check_episode(store: Store, key: EpisodeKey) -> None:
+    """See that the attempt has started. Raises Unknown as `load_shown` does."""
+    async with store.direct() as connection:
+        found = await (await connection.execute(_REASON, params(key))).fetchone()
+    if found is None:
+        raise Unknown(f"There is no episode {key.workflow_id}: {_what_there_is(await load_group(store, key.group))}.")
 
 
 def _what_there_is(group: GroupFacts) -> str:

@@ -15,6 +15,7 @@ from atropos.activities.catalogue import activities_of
 from atropos.activities.services import Services
 from atropos.contracts import activities as contract
 from atropos.contracts import activities_training as contract_of_training
+from atropos.contracts import rescoring as contract_of_rescoring
 from atropos.contracts.activities import Activity
 from atropos.contracts.queues import QUEUE_OF, WorkerRole
 from temporalio import activity
@@ -178,7 +179,7 @@ def test_reading_our_settings_elsewhere_would_be_seen(source: str, refused: bool
 
 
 def known() -> list[Activity[Any, Any]]:
-    tables = vars(contract) | vars(contract_of_training)
+    tables = vars(contract) | vars(contract_of_training) | vars(contract_of_rescoring)
     return [value for value in tables.values() if isinstance(value, Activity)]
 
 

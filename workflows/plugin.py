@@ -15,11 +15,20 @@ from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxR
 from .episode import EpisodeWorkflow
 from .evaluation import EvaluationWorkflow
 from .group import GroupWorkflow
+from .rescore import RescoreWorkflow
 from .rollout import RolloutWorkflow
 from .run import RunWorkflow
 from .trainer import TrainerWorkflow
 
-WORKFLOWS = (RunWorkflow, RolloutWorkflow, GroupWorkflow, EpisodeWorkflow, EvaluationWorkflow, TrainerWorkflow)
+WORKFLOWS = (
+    RunWorkflow,
+    RolloutWorkflow,
+    GroupWorkflow,
+    EpisodeWorkflow,
+    EvaluationWorkflow,
+    TrainerWorkflow,
+    RescoreWorkflow,
+)
 """Every workflow a worker serves and a replayer knows."""
 
 

@@ -7,8 +7,9 @@ from rich.table import Table
 from rich.text import Text
 
 from .commands import DownResult, Health, StackStatus, UpResult
+from .files import StackHome
 from .running import Progress
-from .state import PartStatus, StackState
+from .state import PartStatus, StackState, read_state
 
 _COLOURS: Final = {
     Health.OK: "green",
@@ -79,8 +80,17 @@ def render_status(status: StackStatus, console: Console) -> None:
         console.print(f"Note: {note}", style="dim", highlight=False)
 
 
+def say_beginning(home: StackHome, console: Console) -> None:
+    """The first line of a start, before anything is asked or loaded; a running stack is not waited for."""
+    state = read_state(home)
+    if state is None or not state.supervised():
+        console.print(
+            f"Starting the stack in {home.root} …", style="dim", highlight=False, soft_wrap=True, markup=False
+        )
+
+
 def show_progress(console: Console) -> Progress:
-    """A progress callback that prints one line when a part becomes ready or fails."""
+    """A progress callback that prints one line when a part starts, becomes ready or fails."""
     seen: dict[str, PartStatus] = {}
 
     def show(state: StackState) -> None:
@@ -88,7 +98,9 @@ def show_progress(console: Console) -> Progress:
             if seen.get(part.name) == part.status:
                 continue
             seen[part.name] = part.status
-            if part.status in (PartStatus.READY, PartStatus.DONE):
+            if part.status is PartStatus.STARTING:
+                console.print(f"  {part.name} is starting …", style="dim", highlight=False)
+            elif part.status in (PartStatus.READY, PartStatus.DONE):
                 console.print(f"  {part.name} is {part.status}", style="dim", highlight=False)
             elif part.status is PartStatus.BACKOFF:
                 console.print(f"  {part.name}: {part.detail}", style="yellow", highlight=False)

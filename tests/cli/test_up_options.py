@@ -1,18 +1,23 @@
 """Options of `atropos up` that cannot hold are refused or answered, never dropped in silence."""
 
+import io
 import json
 import os
 from pathlib import Path
 
 import pytest
+from atropos.cli import progress
+from atropos.cli.errors import CommandError
 from atropos.cli.main import app
 from atropos.cli.stack.files import StackHome
 from atropos.cli.stack.options import StackOptions
 from atropos.cli.stack.plan import _Ports
 from atropos.cli.stack.ports import choose_port
 from atropos.cli.stack.process import identify
+from atropos.cli.stack.render import show_progress
 from atropos.cli.stack.state import PartState, PartStatus, Phase, StackState, write_state
 from pydantic import SecretStr
+from rich.console import Console
 from typer.testing import CliRunner
 
 
@@ -166,3 +171,43 @@ def test_status_without_a_stack_fails_with_a_sentence(tmp_path: Path) -> None:
     assert result.stderr == f"atropos: No stack is running in {tmp_path / 'home'}; `atropos up` starts one.\n"
     result = CliRunner().invoke(app, ["status", "--json"])
     assert (result.exit_code, json.loads(result.stdout)["running"]) == (1, False)
+
+
+def test_the_first_thing_said_is_that_it_starts_and_then_that_a_policy_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made(home: Path, seed: int) -> Path:
+        raise CommandError("no policy today")
+
+    monkeypatch.setattr(progress, "tiny_policy", made)
+    result = CliRunner().invoke(app, ["up"])
+    assert (result.exit_code, result.stderr.splitlines()) == (
+        1,
+        [
+            f"Starting the stack in {tmp_path / 'home'} …",
+            "  the tiny policy is looked for, and made on first use …",
+            "atropos: no policy today",
+        ],
+    )
+
+
+@pytest.mark.usefixtures("running")
+def test_of_a_running_stack_nothing_is_said_to_start() -> None:
+    result = CliRunner().invoke(app, ["up"])
+    assert (result.exit_code, "already running" in result.stdout, "Starting" in result.stderr) == (0, True, False)
+
+
+def test_each_part_is_said_to_start_and_to_be_ready_once() -> None:
+    me = identify(os.getpid())
+    assert me is not None
+    out = io.StringIO()
+    show = show_progress(Console(file=out, width=200))
+    for statuses in ("waiting starting", "starting starting", "ready starting", "ready ready", "ready ready"):
+        parts = [
+            PartState(name=name, status=PartStatus(status), stop_signal=15, grace_s=1.0)
+            for name, status in zip(("one", "two"), statuses.split(), strict=True)
+        ]
+        show(StackState(supervisor=me, phase=Phase.STARTING, parts=tuple(parts)))
+    assert out.getvalue().splitlines() == [
+        "  two is starting …", "  one is starting …", "  one is ready", "  two is ready",
+    ]  # fmt: skip

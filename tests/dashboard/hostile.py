@@ -38,7 +38,7 @@ CORPUS: Final = (
 )
 HOSTILE: Final = "HOSTILE " + " ".join(CORPUS)
 UNSTORABLE: Final = "\x00\ud800"
-HUGE: Final = 300_000
+HUGE: Final = 1_000_000
 
 
 async def hostile_run(store: Store, model: Path) -> EpisodeKey:

@@ -24,6 +24,8 @@ class Door:
         names = f"{parts.username}:{parts.password}@" if parts.password else f"{parts.username}@"
         self.url = urlunsplit(parts._replace(netloc=f"{names}127.0.0.1:{self._own}"))
         self._inside: set[asyncio.StreamWriter] = set()
+        self._passable = asyncio.Event()
+        self._passable.set()
 
     async def open(self) -> None:
         self._server = await asyncio.start_server(self._through, "127.0.0.1", self._own)
@@ -34,22 +36,29 @@ class Door:
             writer.transport.abort()
         self._inside.clear()
 
+    def hold(self) -> None:
+        """Let nothing through any more, as a server does that hangs: nobody is told."""
+        self._passable.clear()
+
+    def release(self) -> None:
+        self._passable.set()
+
     async def _through(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         beyond, there = await asyncio.open_connection(self._host, self._port)
         self._inside |= {writer, there}
-        await asyncio.gather(_carry(reader, there), _carry(beyond, writer))
+        await asyncio.gather(self._carry(reader, there), self._carry(beyond, writer))
         self._inside -= {writer, there}
 
-
-async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    try:
-        while data := await reader.read(65_536):
-            writer.write(data)
-            await writer.drain()
-    except ConnectionError:
-        return
-    finally:
-        writer.close()
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(65_536):
+                await self._passable.wait()
+                writer.write(data)
+                await writer.drain()
+        except ConnectionError:
+            return
+        finally:
+            writer.close()
 
 
 @pytest.fixture
@@ -67,8 +76,27 @@ async def test_a_store_that_is_away_is_said_and_asked_again(door: Door, serve: S
     ):
         await visitor.shows("There are no runs yet")
         await door.shut()
-        await visitor.shows("cannot be reached")
+        await visitor.shows("cannot be reached", "It is tried again.")
         assert str(urlsplit(door.url).password) not in (await visitor.found())["text"]
         await door.open()
         await visitor.shows("There are no runs yet")
         assert visitor.errors == []
+
+
+async def test_a_store_that_hangs_is_said_and_the_page_goes_on_when_it_answers(
+    door: Door, serve: Serve, browser: Browser
+) -> None:
+    async with (
+        serve(DATABASE_URL=door.url) as dashboard,
+        visit(browser, f"{dashboard.url}/runs") as before,
+    ):
+        await before.shows("There are no runs yet")
+        door.hold()
+        async with visit(browser, f"{dashboard.url}/run?id=none") as meanwhile:
+            await before.shows("The store has not answered for")
+            await meanwhile.shows("The store has not answered for")
+            door.release()
+            await meanwhile.shows("There is no run called none")
+            for one in (before, meanwhile):
+                await one.page.get_by_text("The store has not answered for").wait_for(state="detached")
+                assert one.errors == []

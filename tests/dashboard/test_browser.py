@@ -107,9 +107,26 @@ async def test_no_text_of_others_becomes_more_than_text(
             assert not set(found["text"]) & set("\x1b\x07\u202e\u200b\ufeff\x00"), address
 
 
+async def test_a_token_may_be_any_text_and_what_is_entered_instead_is_refused_quietly(serve: Serve) -> None:
+    token = "pässwörter, \u4e2d\u6587"
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    async with (
+        serve(ATROPOS_DASHBOARD_TOKEN=token) as dashboard,
+        httpx.AsyncClient(base_url=dashboard.url, timeout=60) as client,
+    ):
+        for body in (b"", b"token=", b"token=%ff%fe", b"token=%00", b"token=" + b"x" * 10_000, b"token=p", b"other=1"):
+            answer = await client.post("/login", content=body, headers=form)
+            assert (answer.status_code, answer.headers.get("Set-Cookie")) == (403, None), body[:20]
+        for sent in (b"Bearer " + b"x" * 10_000, b"Bearer \xff\xfe", b"Bearer", b""):
+            assert (await client.get("/runs", headers={b"Authorization": sent})).status_code == 302
+        right = await client.get("/runs", headers={b"Authorization": f"Bearer {token}".encode()})
+        entered = await client.post("/login", data={"token": f" {token}\n"})
+        assert (right.status_code, entered.status_code, (await client.get("/runs")).status_code) == (200, 302, 200)
+
+
 async def test_a_token_keeps_out_whoever_does_not_have_it(serve: Serve, browser: Browser) -> None:
     async with serve("--address", "0.0.0.0", ATROPOS_DASHBOARD_TOKEN=TOKEN) as dashboard:
-        async with httpx.AsyncClient(base_url=dashboard.url) as client:
+        async with httpx.AsyncClient(base_url=dashboard.url, timeout=60) as client:
             for address in ("/runs", "/run?id=x", "/groups", "/group", "/episode", "/runs/metadata"):
                 answer = await client.get(address)
                 assert answer.status_code in (302, 403), address

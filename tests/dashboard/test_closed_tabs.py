@@ -8,7 +8,10 @@ import struct
 from collections.abc import Iterator
 
 import pytest
-from atropos.dashboard.server import TOLD_OF_TABS, is_no_closed_tab
+from atropos.dashboard.server import TELL_OF_TABS, TOLD_OF_TABS, is_no_closed_tab
+from bokeh.document import Document
+from bokeh.server.views.ws import WSHandler
+from panel.io.document import _WRITE_FUTURES, _run_write_futures
 from tornado.httpserver import HTTPServer
 from tornado.netutil import bind_sockets
 from tornado.web import Application
@@ -60,10 +63,10 @@ async def fail_unseen() -> None:
 
 @pytest.fixture
 def filtered() -> Iterator[None]:
-    for name in TOLD_OF_TABS:
+    for name in (*TOLD_OF_TABS, *TELL_OF_TABS):
         logging.getLogger(name).addFilter(is_no_closed_tab)
     yield
-    for name in TOLD_OF_TABS:
+    for name in (*TOLD_OF_TABS, *TELL_OF_TABS):
         logging.getLogger(name).removeFilter(is_no_closed_tab)
 
 
@@ -81,3 +84,32 @@ async def test_a_closed_tab_is_no_error_and_other_errors_are_told(caplog: pytest
     await close_a_tab()
     await fail_unseen()
     assert told(caplog) == {ZeroDivisionError}
+
+
+class ToNobody:
+    """A message whose tab is gone."""
+
+    async def send(self, connection: object) -> None:
+        raise WebSocketClosedError
+
+
+async def say_that_a_tab_is_gone() -> None:
+    """Both libraries, each in its own words."""
+    await WSHandler.send_message(object(), ToNobody())
+    page = Document()
+    _WRITE_FUTURES[page] = [asyncio.ensure_future(ToNobody().send(None))]
+    await _run_write_futures(page)
+
+
+async def test_a_closed_tab_would_be_warned_about(caplog: pytest.LogCaptureFixture) -> None:
+    await say_that_a_tab_is_gone()
+    assert [record.name for record in caplog.records] == list(TELL_OF_TABS)
+
+
+@pytest.mark.usefixtures("filtered")
+async def test_a_closed_tab_is_not_warned_about_and_other_warnings_stay(caplog: pytest.LogCaptureFixture) -> None:
+    await say_that_a_tab_is_gone()
+    for name in TELL_OF_TABS:
+        logging.getLogger(name).warning("Failed sending message due to following error: %s", "another")
+    logging.getLogger("another").warning("Failed sending message as connection was closed")
+    assert [record.name for record in caplog.records] == [*TELL_OF_TABS, "another"]

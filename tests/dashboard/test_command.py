@@ -29,7 +29,15 @@ def test_it_is_not_opened_to_others_without_a_token(monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("ATROPOS_DASHBOARD_TOKEN", raising=False)
     assert "set ATROPOS_DASHBOARD_TOKEN, or listen on 127.0.0.1" in refused("--address", "0.0.0.0")
     monkeypatch.setenv("ATROPOS_DASHBOARD_TOKEN", "short")
-    assert "ATROPOS_DASHBOARD_TOKEN is not usable" in refused("--address", "0.0.0.0")
+    assert refused() == "atropos: ATROPOS_DASHBOARD_TOKEN is not usable: it needs at least 8 characters.\n"
+
+
+@pytest.mark.parametrize("short", ["", "short", "7 chars"])
+def test_a_token_that_is_too_short_is_refused_by_the_name_it_was_given_under(
+    monkeypatch: pytest.MonkeyPatch, short: str
+) -> None:
+    monkeypatch.setenv("ATROPOS_DASHBOARD_TOKEN", "long enough")
+    assert refused("--token", short) == "atropos: --token is not usable: it needs at least 8 characters.\n"
 
 
 def test_what_is_missing_is_said_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,17 +1,22 @@
 """Pages in a folder: nothing beside themselves, no scripts, nothing lost that others put there."""
 
+import errno
+import re
 from pathlib import Path
 
 import pytest
 from atropos.cli.main import app
 from atropos.contracts.ids import EpisodeKey
+from atropos.dashboard.html import FileLinks
+from atropos.dashboard.reading import read_episode
 from atropos.dashboard.static import MARK, ForeignFolder, check_ours, replaced, write_run
+from atropos.db.episodes import save_turn
 from atropos.db.runs import get_run
 from atropos.db.store import Store
 from playwright.async_api import Browser
 from typer.testing import CliRunner
 
-from ..db.samples import closed, training_run
+from ..db.samples import closed, started, training_run, turn
 from .browser import visit
 from .hostile import SCRIPT
 
@@ -90,6 +95,19 @@ async def test_a_large_run_is_cut_to_its_newest_groups_and_says_so(store: Store,
     assert "the newest 2 groups" in (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
 
 
+async def test_of_very_many_tokens_a_page_shows_the_first_and_counts_the_rest(store: Store) -> None:
+    key = await started(store)
+    for number in range(45):
+        await save_turn(store, key, turn(number, 500))
+    page = (await read_episode(store, FileLinks(frozenset(), frozenset()), key)).html
+    shown = len(re.findall(r'<span class="p\d m\d v\d" title=', page))
+    left_out = [
+        int(count.replace("\u2009", "")) for count in re.findall(r"… ([\d\u2009]+) more tokens, not shown", page)
+    ]
+    assert (shown, left_out) == (20_000, [500] * 5)
+    assert page.count("<h3>turn ") == 45
+
+
 @pytest.mark.parametrize("foreign", ["notes.txt", "index.html", "groups/mine.txt", "more/page.html", "page.html/x"])
 def test_a_folder_of_others_is_not_overwritten(tmp_path: Path, foreign: str) -> None:
     out = tmp_path / "out"
@@ -146,3 +164,21 @@ def test_a_folder_without_a_name_is_refused(
         1,
         "atropos: --html is empty; name a folder to write.\n",
     )
+
+
+def test_a_folder_whose_surroundings_cannot_be_written_is_refused_with_the_reason(
+    hostile: EpisodeKey, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+
+    def denied(*_: object, **__: object) -> str:
+        raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path / ".out.abcd"))
+
+    monkeypatch.setattr("tempfile.mkdtemp", denied)  # a test that runs as root may write everywhere
+    assert view(database_url, monkeypatch, hostile.workflow_id, "--html", str(out)) == (
+        1,
+        f"atropos: {out} cannot be written: Permission denied (pages are made beside it, in {tmp_path}, and take its "
+        "name when they are whole).\n",
+    )
+    assert list(out.iterdir()) == []

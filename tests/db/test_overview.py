@@ -2,15 +2,19 @@
 
 from datetime import UTC, datetime, timedelta
 
+from atropos.contracts.sampling import Sampling
 from atropos.contracts.states import EpisodeState, GroupState
+from atropos.db.admission import insert_evaluation_groups
 from atropos.db.batches import lease_batch
 from atropos.db.curves import MOST_PLACES, RunCurves, Sums, merged, rates, width_for
+from atropos.db.evaluations import evaluation_groups, start_evaluation
 from atropos.db.overview import group_answers, group_lines, run_figures, run_heads
 from atropos.db.store import Store
+from atropos.db.summary import run_summary
 from hypothesis import given
 from hypothesis import strategies as st
 
-from .samples import LABEL, admitted, claimed, closed, committed, new_run, played, training_run
+from .samples import LABEL, admitted, claimed, closed, committed, new_group, new_run, played, training_run
 
 NOW = datetime.now(UTC)
 
@@ -29,6 +33,28 @@ async def test_runs_come_newest_first_with_what_they_have_done(store: Store) -> 
     assert (figures[first].steps, figures[first].episodes, figures[first].rewards) == (1, 6, (0.5, 0.5, 0.5))
     assert (figures[second].steps, figures[second].episodes, figures[second].rewards) == (0, 0, ())
     assert await run_figures(store, []) == {}
+
+
+async def test_the_mean_reward_of_a_list_of_runs_is_the_one_of_their_summaries(store: Store) -> None:
+    run_id, other = await training_run(store), await new_run(store)
+    for rewards in ((0.25, None), (1.0, 0.25)):
+        await closed(store, run_id, rewards)
+    await start_evaluation(
+        store, run_id, "held-out", tasks=1, samples=1, environment=LABEL, split="eval", sampling=Sampling()
+    )
+    await insert_evaluation_groups(
+        store, run_id, "held-out", [new_group(100, split="eval", size=1, evaluation="held-out")]
+    )
+    [measured] = await evaluation_groups(store, run_id, "held-out")
+    await played(store, measured.key.episode(0), 9.0)
+    figures = await run_figures(store, [run_id, other])
+    for one in (run_id, other):
+        train = (await run_summary(store, one)).episodes["train"]
+        assert (figures[one].mean_reward, figures[one].scored) == (train.mean_reward, train.scored)
+    assert (figures[run_id].mean_reward, figures[run_id].scored) == (0.5, 3)
+    curves = RunCurves(run_id, trains=True)
+    await curves.update(store)
+    assert sum(one.reward for one in curves.over_time()) / sum(one.scored for one in curves.over_time()) == 0.5
 
 
 async def test_groups_are_paged_and_chosen_by_environment_and_state(store: Store) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+from atropos.contracts.episode import Score
 from atropos.contracts.ids import EpisodeKey
 from atropos.contracts.reasons import FailureKind, StopReason
 from atropos.contracts.records import TurnRecord, VersionSpan
@@ -10,7 +11,9 @@ from atropos.contracts.training import SampleEpisode, SampleSegment
 from atropos.db.batches import lease_batch
 from atropos.db.endings import finish_episode
 from atropos.db.episodes import save_turn, start_episode
+from atropos.db.rescoring import save_rescored
 from atropos.db.samples import read_batch
+from atropos.db.scores import save_scores
 from atropos.db.store import Store, open_store
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -163,3 +166,26 @@ async def test_groups_come_in_order_and_nothing_of_other_batches_with_them(store
     await lease_batch(store, run_id)
     assert [one.group_no for one in await read_batch(store, run_id, 0)] == [keys[0].group_no, keys[1].group_no]
     assert await read_batch(store, run_id, 1) == []
+
+
+async def test_rewards_are_those_of_the_version_of_the_scorers_that_is_asked_for(store: Store) -> None:
+    run_id = await training_run(store, groups=1)
+    [group] = await admitted(store, run_id, size=2)
+    keys = [group.key.episode(member) for member in range(2)]
+    for key in keys:
+        await played(store, key, float(key.member))
+        await save_scores(store, key, [Score(name="right", value=float(key.member), weight=1.0, metric=False)], "v1")
+    await sealing(store, group.key, keys)
+    for version, value in (("v2", 5.0), ("v3", 7.0)):
+        changed = Score(name="right", value=value, weight=1.0, metric=False)
+        assert await save_rescored(store, group.key, [(keys[0], changed)], version)
+    await lease_batch(store, run_id)
+    rewards = {}
+    for scores in ("first", "v1", "v2", "latest", "unheard-of"):
+        [read] = await read_batch(store, run_id, 0, scores)
+        rewards[scores] = [one.reward for one in read.episodes]
+    assert rewards == {
+        "first": [0.0, 1.0], "v1": [0.0, 1.0], "v2": [5.0, 1.0], "latest": [7.0, 1.0], "unheard-of": [0.0, 1.0],
+    }  # fmt: skip
+    late = Score(name="right", value=9.0, weight=1.0, metric=False)
+    assert not await save_rescored(store, group.key, [(keys[0], late)], "v2")

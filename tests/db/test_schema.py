@@ -175,7 +175,7 @@ async def test_each_migration_goes_down_and_up_on_rows_of_every_table(empty: str
             assert len(after[table]) == len(held) == len(before[table]), (older, table)
             for row, old in zip(held, before[table], strict=True):
                 assert {name: old[name] for name in row} == row, (older, table)
-        if older == revisions[1]:
+        if older >= "0006":  # nothing since then has no place in it, or cannot be found again
             assert after == before
 
 
@@ -223,7 +223,7 @@ def test_a_missing_an_old_and_a_newer_schema_are_told_apart(empty: str) -> None:
     with pytest.raises(SchemaTooOld, match="no tables of Atropos yet"):
         migrate.check(empty)
     migrate.upgrade(empty, "0002")
-    with pytest.raises(SchemaTooOld, match="has schema 0002, this build needs 0008"):
+    with pytest.raises(SchemaTooOld, match="has schema 0002, this build needs 0009"):
         migrate.check(empty)
     with psycopg.connect(empty) as connection:
         connection.execute("UPDATE alembic_version SET version_num = '9999'")

@@ -227,6 +227,39 @@ class Judged(Answers):
         return [float(position) for position, _ in enumerate(episodes)]
 
 
+class Waiting(Effects):
+    """Its judge gives no value before there is a file `judge` in the folder, which then holds the value."""
+
+    @reward(run="process", weight=2.0)
+    def judged(self) -> float | None:
+        verdict = Path(self.config.folder) / "judge"
+        return float(verdict.read_text()) if verdict.exists() else None
+
+
+class Second(Effects):
+    """Another opinion of what `Effects` asked: a changed reward, new ones, a metric that cannot take every episode."""
+
+    version = "second"
+
+    @reward(run="inline")
+    def answered(self, episode: Episode) -> float:
+        return 0.5 + float(episode.answer == "nothing")
+
+    @reward(run="process", weight=0.5)
+    def early(self, episode: Episode) -> float:
+        return 1.0 / len(episode.turns)
+
+    @group_reward(min_valid=2)
+    def place(self, episodes: Sequence[Episode]) -> list[float | None]:
+        return [float(position) for position, _ in enumerate(episodes)]
+
+    @metric
+    def odd(self, ctx: Context) -> float:
+        if ctx.member % 2:
+            raise ZeroDivisionError("nothing to divide by")
+        return 1.0
+
+
 class Faulty(Answers):
     """Its reward raises."""
 

@@ -21,9 +21,11 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from atropos.cli.rescore import started
 from atropos.cli.stack.options import StackOptions
 from atropos.cli.stack.running import RunningStack, running_stack
 from atropos.contracts.ids import EpisodeKey, evaluation_workflow_id, rollout_workflow_id, trainer_workflow_id
+from atropos.contracts.rescoring import Rescoring
 from atropos.environments.registry import load
 from temporalio.client import WorkflowFailureError
 
@@ -63,6 +65,7 @@ class Recorder:
         await self._keep("evaluation", evaluation_workflow_id(run, "end-Effects-eval"))
         await self._keep("group", _group(run))
         await self._keep("episode", _episode(run))
+        await self.rescored(run)
 
         self._world.engine.script = lambda prompt, turn: _PLACED[turn]
         run = (await self._world.run(self._document("Placed"))).run_id
@@ -91,6 +94,12 @@ class Recorder:
         await self._keep("run-trained", run)
         await self._keep("trainer", trainer_workflow_id(run))
         await self._keep("rollout-trained", rollout_workflow_id(run))
+
+    async def rescored(self, run: str) -> None:
+        asked = Rescoring(run_id=run, environment="Effects", code=f"{ENVIRONMENTS.name}:Second")
+        handle = await started(self._world.client, asked)
+        await handle.result()
+        await self._keep("rescore", handle.id)
 
     async def cancelled(self) -> None:
         self._world.engine.script = _looks_once

@@ -9,16 +9,21 @@ from urllib.parse import quote
 
 import psycopg
 import pytest
+from atropos.activities import publishing
 from atropos.cli.audit import audit
 from atropos.cli.errors import CommandError
 from atropos.cli.run_fork import forked
 from atropos.contracts.ids import trainer_workflow_id, weight_label
+from atropos.contracts.runfile import RunConfig
 from atropos.contracts.states import RunState
 from atropos.db.batches import train_steps
 from atropos.db.engines import version_paths
 from atropos.db.evaluations import get_evaluation
+from atropos.db.publishing import Wanted
 from atropos.db.runs import get_run
 from atropos.inference.connection import _LABEL_S
+from atropos.inference.control import EngineControl
+from atropos.inference.probe import Judgement
 from atropos.trainer.tracking import LAST_STEP
 from temporalio.client import WorkflowFailureError
 
@@ -197,6 +202,29 @@ async def test_wrong_weights_are_quarantined_with_a_reason_and_healed_by_a_right
         handle.id,
     )
     assert bad == [(0,)]
+
+
+async def test_an_engine_whose_publisher_died_before_the_proof_is_asked_for_it_and_not_loaded_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    died: list[str] = []
+    proved = publishing._proved
+
+    async def dies_once(control: EngineControl, config: RunConfig, target: Wanted) -> Judgement:
+        if target.version == 1 and not died:
+            died.append(target.label)
+            raise asyncio.CancelledError
+        return await proved(control, config, target)
+
+    monkeypatch.setattr(publishing, "_proved", dies_once)
+    async with world.workers() as services:
+        result = await asyncio.wait_for(world.run(world.training("Effects", steps=3)), 90)
+        found = await audit(services.store, world.client, result.run_id)
+    assert result.state is RunState.COMPLETED
+    assert died == [weight_label(result.run_id, 1)]
+    assert len(holds(world).loaded) == len(set(holds(world).loaded)) == 4
+    assert rows(world, "SELECT DISTINCT state FROM episodes WHERE run_id = %s", result.run_id) == [("done",)]
+    assert found.violations == ()
 
 
 async def test_a_run_that_trains_goes_on_with_an_empty_temporal(world: World, temporal_address: str) -> None:
