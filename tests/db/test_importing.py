@@ -1,5 +1,6 @@
 """What other programs wrote becomes rows like any others: sound, whole, and there once however often it is imported."""
 
+import asyncio
 import json
 import math
 import re
@@ -263,6 +264,19 @@ async def test_a_run_that_was_played_here_takes_no_import(store: Store) -> None:
     assert await open_import(store, mine, None, standard="x", tokenizer="unknown") == "sums"
     with pytest.raises(Refused, match="cannot be used"):
         await open_import(store, "run/a b", None, standard="x", tokenizer="unknown")
+
+
+async def test_of_two_that_import_the_same_file_at_once_each_line_is_added_by_one(store: Store) -> None:
+    run_id = f"run/import-{uuid.uuid4().hex[:8]}"
+    sources = [Source("x", number, parse_line(raw(scored(scores=[number, 0])))) for number in range(20)]
+
+    async def one() -> int:
+        label = await open_import(store, run_id, None, standard="sums", tokenizer="unknown")
+        added = [await add_lines(store, run_id, label, sources[first : first + 4]) for first in range(0, 20, 4)]
+        return sum(map(len, added))
+
+    assert sum(await asyncio.gather(one(), one(), one())) == 20
+    await sound(store, run_id)
 
 
 LINES = st.lists(st.integers(0, 5), min_size=1, max_size=12)
