@@ -10,11 +10,12 @@ import psycopg
 from atropos.cli.stack.running import RunningStack
 from atropos.cli.stack.state import PartStatus, read_state
 from atropos.db.audit import audit_run
+from atropos.db.engines import put_version
 from atropos.db.store import open_store
 from atropos.tests.db.samples import new_run
 
 from .store_lease import WRITERS
-from .store_writers import Told, busy
+from .store_writers import WEIGHTS, Told, busy
 
 _BETWEEN_S: Final = 3.0
 _BACK_S: Final = 60.0
@@ -30,6 +31,7 @@ async def measure(stack: RunningStack, database: str, kills: int) -> dict[str, f
     """`kill_lost`: rows that were acknowledged and are not there, or contradict others; `kill_doubled`: keys twice."""
     store = await open_store(database)
     run_id = await new_run(store)
+    await put_version(store, run_id, 0, WEIGHTS)
     slowest = 0.0
     async with busy(store, run_id, WRITERS) as told:
         for _ in range(kills):

@@ -26,6 +26,7 @@ from atropos.db.store import Store
 from atropos.tests.db.samples import LABEL
 
 TURNS = 6
+WEIGHTS = "base"
 TOKENS = 64
 MEMBERS = 4
 _AGAIN_S = 0.1
@@ -104,7 +105,7 @@ def _turn(number: int) -> TurnRecord:
         logprobs=[-0.5] * TOKENS,
         mask=[1] * TOKENS,
         finish=FinishReason.STOP,
-        spans=(VersionSpan("base", 0, 0, TOKENS),),
+        spans=(VersionSpan(WEIGHTS, 0, 0, TOKENS),),
         temperature=1.0,
         engine_id="engine",
         incarnation="first",
