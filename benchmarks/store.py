@@ -24,9 +24,9 @@ from atropos.cli.stack.running import running_stack
 from atropos.db.migrate import upgrade
 from atropos.db.store import open_store
 
-from . import store_kills, store_lease
+from . import store_ingest, store_kills, store_lease
 
-PARTS: Final = ("lease", "kills")
+PARTS: Final = ("ingest", "lease", "kills")
 
 
 async def measure(given: argparse.Namespace, home: Path) -> dict[str, float]:
@@ -35,10 +35,12 @@ async def measure(given: argparse.Namespace, home: Path) -> dict[str, float]:
         assert stack.database_url is not None
         database = stack.database_url.get_secret_value()
         upgrade(database)
+        store = await open_store(database)
+        if "ingest" in given.parts:
+            figures |= await store_ingest.measure(store, database, given.groups, given.rounds)
         if "lease" in given.parts:
-            store = await open_store(database)
             figures |= await store_lease.measure(store, database, given.backlog, given.leases)
-            await store.close()
+        await store.close()
         if "kills" in given.parts:
             figures |= await store_kills.measure(stack, database, given.kills)
     return figures
@@ -47,6 +49,8 @@ async def measure(given: argparse.Namespace, home: Path) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--groups", type=int, default=200, help="groups that are stored in a round")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--backlog", type=int, default=100_000, help="sealed groups that wait")
     parser.add_argument("--leases", type=int, default=200)
     parser.add_argument("--kills", type=int, default=10)

@@ -71,7 +71,7 @@ async def save_calls(store: Store, key: EpisodeKey, calls: list[CallRecord]) -> 
     the given record comes back. Raises Unknown where there is no such episode, BadRecord for a reward or duration
     that is not finite or a state above 256 KiB; then nothing is stored.
     """
-    given = [(record, params(key) | _values(record)) for record in calls]
+    given = [(record, params(key) | call_values(record)) for record in calls]
     if not given:
         return []
     async with store.direct() as connection:
@@ -126,7 +126,8 @@ def _loaded(text: str) -> Any:
     return json.loads(text) if len(text) > 2 else {"{}": {}, "[]": []}[text]
 
 
-def _values(record: CallRecord) -> dict[str, Any]:
+def call_values(record: CallRecord) -> dict[str, Any]:
+    """The columns of a call, without the key of its episode."""
     check_finite((record.reward, record.seconds), f"turn {record.turn}: a reward or duration")
     call = None if record.call is None else record.call.model_dump()
     replies = [plain_message(message) for message in record.replies]

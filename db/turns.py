@@ -112,7 +112,7 @@ async def save_turn(
     Raises WrongWeights where the engine failed to prove it; Unknown where there is no such episode, Refused or
     BadRecord for what the schema forbids.
     """
-    values = params(key) | _values(record)
+    values = params(key) | turn_values(record)
     async with store.direct() as connection:
         if (await connection.execute(_INSERT_LONG if had_partial else _INSERT, values)).rowcount:
             return record, True
@@ -156,7 +156,8 @@ def turn_of(row: tuple[Any, ...]) -> TurnRecord:
     )
 
 
-def _values(record: TurnRecord) -> dict[str, Any]:
+def turn_values(record: TurnRecord) -> dict[str, Any]:
+    """The columns of a turn, without the key of its episode."""
     message = encode_message(record.message)
     delta = pack_ids(record.prompt_delta)
     forked = record.opens_segment and record.segment > 0
