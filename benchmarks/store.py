@@ -24,14 +24,14 @@ from atropos.cli.stack.running import running_stack
 from atropos.db.migrate import upgrade
 from atropos.db.store import open_store
 
-from . import store_ingest, store_kills, store_lease
+from . import store_backlog, store_ingest, store_kills, store_lease
 
-PARTS: Final = ("ingest", "lease", "kills")
+PARTS: Final = ("ingest", "lease", "backlog", "kills")
 
 
 async def measure(given: argparse.Namespace, home: Path) -> dict[str, float]:
     figures: dict[str, float] = {}
-    with running_stack(home, StackOptions(temporal=False, workers=False)) as stack:
+    with running_stack(home / "stack", StackOptions(temporal="backlog" in given.parts, workers=False)) as stack:
         assert stack.database_url is not None
         database = stack.database_url.get_secret_value()
         upgrade(database)
@@ -41,6 +41,8 @@ async def measure(given: argparse.Namespace, home: Path) -> dict[str, float]:
         if "lease" in given.parts:
             figures |= await store_lease.measure(store, database, given.backlog, given.leases)
         await store.close()
+        if "backlog" in given.parts:
+            figures |= await store_backlog.measure(stack, database, home / "backlog", given.waiting)
         if "kills" in given.parts:
             figures |= await store_kills.measure(stack, database, given.kills)
     return figures
@@ -53,6 +55,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--backlog", type=int, default=100_000, help="sealed groups that wait")
     parser.add_argument("--leases", type=int, default=200)
+    parser.add_argument("--rows", type=int, default=100_000, help="rows that are exported")
+    parser.add_argument("--waiting", type=int, default=10_000, help="whole groups that wait for a trainer")
     parser.add_argument("--kills", type=int, default=10)
     given = parser.parse_args()
     home = Path(tempfile.mkdtemp(prefix="atropos-bench-", dir="/tmp"))
