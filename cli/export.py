@@ -1,52 +1,81 @@
-"""`atropos sft-gen` and `atropos dpo-gen`: what runs have said, as JSON lines that TRL and `datasets` load.
+"""`atropos sft-gen` and `atropos dpo-gen`: what runs have said, in files that TRL, Axolotl and `datasets` read.
 
-Invariant: these only add a file format to the views `sft_examples` and `dpo_pairs`. A file appears whole or not at all,
-and one that is there is not overwritten unasked.
+Invariant: these only choose; which rows there are is said by the views `sft_examples` and `dpo_pairs`, and how a file
+comes to be by `export_write`.
 """
 
-import asyncio
-import json
-import os
 import sys
-import tempfile
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import aclosing, contextmanager
-from dataclasses import replace
-from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, Final
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
 from ..contracts.base import MOST
-from ..settings import load_settings
-from . import access
 from .errors import CommandError
+from .export_rows import Arguments, ExampleLayout, Images, PairLayout, Shape
 
-if TYPE_CHECKING:
-    from ..db.exports import Wanted
-    from ..db.store import Store
-
-_TOLD_EVERY: Final = 1000
-
-Rows = AsyncGenerator[dict[str, Any]]
-Shape = Callable[[dict[str, Any]], dict[str, Any]]
+_TIMES: Final = ["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M:%S.%f", "%Y-%m-%dT%H:%M:%S%z"]
 
 Runs = Annotated[list[str] | None, typer.Argument(metavar="[RUN]...", help="Runs; all of the store unless given.")]
-Out = Annotated[str, typer.Option("--out", "-o", metavar="FILE", help="File to write, or - for standard output.")]
-OfEnvironment = Annotated[str | None, typer.Option("--environment", help="Only of this environment.")]
+Out = Annotated[
+    str,
+    typer.Option(
+        "--out", "-o", metavar="FILE", help="File to write (FILE.parquet is Parquet), or - for standard output."
+    ),
+]
+OfEnvironments = Annotated[list[str] | None, typer.Option("--environment", help="Only of this environment, or these.")]
+Since = Annotated[
+    datetime | None, typer.Option("--since", formats=_TIMES, metavar="TIME", help="Ended then or later; UTC.")
+]
+Until = Annotated[
+    datetime | None, typer.Option("--until", formats=_TIMES, metavar="TIME", help="Ended before then; UTC.")
+]
+Oldest = Annotated[
+    int | None,
+    typer.Option("--min-version", min=0, max=MOST, help="Sampled by this policy version or newer ones alone."),
+]
+Newest = Annotated[
+    int | None,
+    typer.Option("--max-version", min=0, max=MOST, help="The oldest policy version it was sampled by, at most."),
+]
 Least = Annotated[float | None, typer.Option("--min-reward", help="Rewards from here on.")]
+Most = Annotated[float | None, typer.Option("--max-reward", help="Rewards up to here.")]
 Negative = Annotated[bool, typer.Option("--allow-negative-scores", help="Rewards of 0 and below, too.")]
-Limit = Annotated[int | None, typer.Option(min=1, max=MOST, help="Rows at most.")]
+Dedupe = Annotated[bool, typer.Option("--dedupe", help="Of rows that say the same, only the best.")]
+Evaluations = Annotated[bool, typer.Option("--include-evaluations", help="Episodes of evaluations, too.")]
+Test = Annotated[
+    float,
+    typer.Option(
+        "--test",
+        min=0,
+        max=1,
+        help="Share of tasks whose rows go to FILE-test instead; all groups of a task are on one side.",
+    ),
+]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, max=MOST, help="Rows at most, drawn by the seed.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, max=MOST, help="Of what --test and --limit draw.")]
+ToolArguments = Annotated[
+    Arguments, typer.Option("--tool-arguments", help="Arguments of tool calls: JSON in a string, or the object.")
+]
+WithImages = Annotated[
+    Images, typer.Option("--images", help="Images: addresses inside the messages, or in a column `images`.")
+]
+Replace = Annotated[
+    bool, typer.Option("--replace-surrogates", help="U+FFFD in place of lone surrogates, which `datasets` refuses.")
+]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the file.")]
 
 
 def sft_gen(
     runs: Runs = None,
     out: Out = "sft.jsonl",
-    environment: OfEnvironment = None,
+    environment: OfEnvironments = None,
+    since: Since = None,
+    until: Until = None,
+    min_version: Oldest = None,
+    max_version: Newest = None,
     min_reward: Least = None,
+    max_reward: Most = None,
     negative: Negative = False,
     top: Annotated[
         int | None, typer.Option("--top", min=1, max=MOST, help="The best of each group, at most so many.")
@@ -55,26 +84,54 @@ def sft_gen(
         float,
         typer.Option("--min-difference", min=0, help="Between the highest and lowest reward of a group, at least."),
     ] = 0.0,
-    split: Annotated[
-        bool, typer.Option("--prompt-completion", help="Two columns, prompt and completion, instead of messages.")
-    ] = False,
+    layout: Annotated[
+        ExampleLayout, typer.Option("--layout", help="Columns: the whole conversation, or its two parts.")
+    ] = ExampleLayout.MESSAGES,
+    dedupe: Dedupe = False,
+    evaluations: Evaluations = False,
+    test: Test = 0.0,
     limit: Limit = None,
+    seed: Seed = 0,
+    arguments: ToolArguments = Arguments.STRING,
+    images: WithImages = Images.INLINE,
+    replace_surrogates: Replace = False,
     force: Force = False,
 ) -> None:
-    """Write scored training episodes, each with its whole conversation, for supervised fine-tuning."""
-    from ..db.exports import Wanted, sft_examples
-
-    wanted = Wanted(None, environment, min_reward, negative, difference, top, limit)
-    columns = ("prompt", "completion") if split else ("messages",)
-    dropped = {"messages", "prompt", "completion"}
-    _export(runs, out, force, wanted, sft_examples, lambda row: _shaped(row, (*columns, "reward"), dropped))
+    """Write scored episodes, each with its whole conversation, for supervised fine-tuning."""
+    _export(
+        "sft-gen",
+        runs,
+        out,
+        Shape(layout, arguments, images, replace_surrogates),
+        force,
+        environments=environment,
+        since=since,
+        until=until,
+        min_version=min_version,
+        max_version=max_version,
+        least=min_reward,
+        most=max_reward,
+        negative=negative,
+        difference=difference,
+        top=top,
+        dedupe=dedupe,
+        evaluations=evaluations,
+        limit=limit,
+        test=test,
+        seed=seed,
+    )
 
 
 def dpo_gen(
     runs: Runs = None,
     out: Out = "dpo.jsonl",
-    environment: OfEnvironment = None,
+    environment: OfEnvironments = None,
+    since: Since = None,
+    until: Until = None,
+    min_version: Oldest = None,
+    max_version: Newest = None,
     min_reward: Least = None,
+    max_reward: Most = None,
     negative: Negative = False,
     pairs: Annotated[
         int | None, typer.Option("--pairs", min=1, max=MOST, help="Pairs of each group at most, farthest apart first.")
@@ -82,101 +139,77 @@ def dpo_gen(
     difference: Annotated[
         float, typer.Option("--min-difference", min=0, help="Between the two rewards of a pair, at least.")
     ] = 0.0,
+    layout: Annotated[
+        PairLayout,
+        typer.Option("--layout", help="The prompt in a column of its own, in both answers, or as Axolotl wants it."),
+    ] = PairLayout.EXPLICIT,
+    dedupe: Dedupe = False,
+    evaluations: Evaluations = False,
+    test: Test = 0.0,
     limit: Limit = None,
+    seed: Seed = 0,
+    arguments: ToolArguments = Arguments.STRING,
+    images: WithImages = Images.INLINE,
+    replace_surrogates: Replace = False,
     force: Force = False,
 ) -> None:
     """Write pairs of answers to the same prompt, the better one as chosen, for preference optimisation."""
-    from ..db.exports import Wanted, dpo_pairs
-
-    wanted = Wanted(None, environment, min_reward, negative, difference, pairs, limit)
-    columns = ("prompt", "chosen", "rejected", "chosen_reward", "rejected_reward")
-    _export(runs, out, force, wanted, dpo_pairs, lambda row: _shaped(row, columns, set()))
-
-
-def _shaped(row: dict[str, Any], columns: tuple[str, ...], dropped: set[str]) -> dict[str, Any]:
-    """The columns that trainers read, and where the row came from beside them."""
-    lineage = {name: value for name, value in row.items() if name not in columns and name not in dropped}
-    return {name: row[name] for name in columns} | {"lineage": lineage}
-
-
-def _export(
-    runs: list[str] | None,
-    out: str,
-    force: bool,
-    wanted: "Wanted",
-    read: "Callable[[Store, Wanted], Rows]",
-    shape: Shape,
-) -> None:
-    settings = load_settings()
-
-    async def write(file: IO[str]) -> int:
-        async with access.opened_store(settings) as store:
-            named = None if not runs else tuple([(await access.find_run(store, run)).run_id for run in runs])
-            written = 0
-            # Closed here, while the connection it reads from is there, also where a write fails.
-            async with aclosing(read(store, replace(wanted, runs=named))) as rows:
-                async for row in rows:
-                    file.write(json.dumps(shape(row), ensure_ascii=False) + "\n")
-                    written += 1
-                    if written % _TOLD_EVERY == 0:
-                        _say(f"{written} rows …")
-            return written
-
-    with _target(out, force) as file:
-        written = asyncio.run(write(file))
-        if not written:
-            raise CommandError(
-                "Nothing fits: no scored training episode passes these filters (rewards of 0 and below need "
-                "--allow-negative-scores)."
-            )
-    _say(f"{written} rows in {out}" if out != "-" else f"{written} rows")
+    _export(
+        "dpo-gen",
+        runs,
+        out,
+        Shape(layout, arguments, images, replace_surrogates),
+        force,
+        environments=environment,
+        since=since,
+        until=until,
+        min_version=min_version,
+        max_version=max_version,
+        least=min_reward,
+        most=max_reward,
+        negative=negative,
+        difference=difference,
+        top=pairs,
+        one_message=layout is PairLayout.AXOLOTL,
+        dedupe=dedupe,
+        evaluations=evaluations,
+        limit=limit,
+        test=test,
+        seed=seed,
+    )
 
 
-@contextmanager
-def _target(name: str, force: bool) -> Iterator[IO[str]]:
-    """The file to write to, which takes its name only once the block is over. Raises CommandError."""
-    if name == "-":
-        with _explained("Standard output"):
-            yield sys.stdout
-            sys.stdout.flush()
-        return
-    if not name.strip():
-        raise CommandError("--out is empty; name a file, or - for standard output.")
-    out = Path(name)
-    if out.is_dir():
-        raise CommandError(f"{out} is a folder; --out names a file in it, or - for standard output.")
-    if out.exists() and not out.is_file():
-        raise CommandError(f"{out} is no file that could be replaced; name another --out.")
-    if out.exists() and not force:
-        raise _there(out)
-    with _explained(str(out)):
-        handle, made = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.")
-        temporary = Path(made)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                yield file
-            temporary.chmod(0o644)
-            if force:
-                temporary.replace(out)
-            else:
-                out.hardlink_to(temporary)  # unlike a rename it fails where somebody was faster
-        except FileExistsError:
-            raise _there(out) from None
-        finally:
-            temporary.unlink(missing_ok=True)
+def sft_main() -> None:
+    """Entry point of `atropos-sft-gen`."""
+    _alone("sft-gen")
 
 
-def _there(out: Path) -> CommandError:
-    return CommandError(f"{out} is there already; name another --out, or overwrite it with --force.")
+def dpo_main() -> None:
+    """Entry point of `atropos-dpo-gen`."""
+    _alone("dpo-gen")
 
 
-@contextmanager
-def _explained(what: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise CommandError(f"{what} cannot be written: {error.strerror}.") from None
+def _export(command: str, runs: list[str] | None, out: str, shape: Shape, force: bool, **wanted: Any) -> None:
+    from ..db.exports import Source, Wanted
+    from .export_write import Request, export
+
+    for name in ("since", "until"):
+        if wanted[name] is not None and wanted[name].tzinfo is None:
+            wanted[name] = wanted[name].replace(tzinfo=UTC)
+    environments = wanted.pop("environments")
+    source = Source.PAIRS if command == "dpo-gen" else Source.EXAMPLES
+    chosen = Wanted(source, environments=tuple(sorted(environments)) if environments else None, **wanted)
+    parquet = out.endswith(".parquet")
+    if parquet and shape.arguments is Arguments.OBJECT:
+        raise CommandError("A column of Parquet has one type: leave --tool-arguments out, or write JSON lines.")
+    if out == "-" and chosen.test:
+        raise CommandError("--test writes a second file beside the first; name a file with --out.")
+    export(Request(command, runs, out, chosen, shape, parquet, force))
 
 
-def _say(text: str) -> None:
-    Console(stderr=True).print(Text(text), soft_wrap=True)
+def _alone(command: str) -> None:
+    """A command of `atropos` as a program of its own."""
+    from .main import main
+
+    sys.argv.insert(1, command)
+    main()

@@ -29,8 +29,8 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "view": ("cli.view:command", "Write a run or an episode as HTML pages that need no server."),
     "audit": ("cli.audit:command", "Prove a run's ledger: its rows against each other and against Temporal."),
     "rescore": ("cli.rescore:command", "Apply new or changed scorers to stored episodes."),
-    "sft-gen": ("cli.export:sft_gen", "Write scored episodes as JSON lines for supervised fine-tuning."),
-    "dpo-gen": ("cli.export:dpo_gen", "Write pairs of answers as JSON lines for preference optimisation."),
+    "sft-gen": ("cli.export:sft_gen", "Write scored episodes as JSON lines or Parquet for supervised fine-tuning."),
+    "dpo-gen": ("cli.export:dpo_gen", "Write pairs of answers as JSON lines or Parquet for preference optimisation."),
     "policy": ("cli.policy:app", "Make the tiny policy of the dev stack."),
     "worker": ("cli.worker:command", "Serve workflows and activities until stopped (the same as atropos-worker)."),
 }

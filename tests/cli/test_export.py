@@ -1,4 +1,4 @@
-"""Exports from the command line load with `datasets`, say what they wrote, and never leave half a file."""
+"""Exports from the command line load with `datasets`, say what they wrote, and go on where they were stopped."""
 
 import asyncio
 import json
@@ -42,8 +42,8 @@ async def test_supervised_examples_load_with_their_lineage(atropos: Atropos, run
 
 
 async def test_prompt_and_completion_are_two_columns_where_asked_for(atropos: Atropos, run_id: str) -> None:
-    code, out, _ = await atropos("sft-gen", run_id, "--out", "-", "--prompt-completion", "--limit", "1")
-    [row] = [json.loads(line) for line in out.splitlines()]
+    code, out, _ = await atropos("sft-gen", run_id, "--out", "-", "--layout", "prompt-completion", "--top", "1")
+    row, _ = (json.loads(line) for line in out.splitlines())
     assert (code, sorted(row)) == (0, ["completion", "lineage", "prompt", "reward"])
     assert row["prompt"] == [{"role": "user", "content": "1 + 1?"}]
     assert row["lineage"]["run_id"] == run_id
@@ -56,7 +56,7 @@ async def test_preference_pairs_load(atropos: Atropos, run_id: str, tmp_path: Pa
     loaded = load_dataset("json", data_files=str(path), split="train", cache_dir=str(tmp_path))
     assert list(zip(loaded["chosen_reward"], loaded["rejected_reward"], strict=True)) == [(1, 0), (1, 0.5), (1, 0)]
     assert loaded[0]["prompt"][0]["content"] == "1 + 1?"
-    assert loaded[0]["lineage"]["chosen_member"] == 1
+    assert loaded[0]["lineage"]["chosen"]["member"] == 1
 
 
 async def test_a_file_is_not_overwritten_unasked_and_no_half_one_is_left(
@@ -76,7 +76,7 @@ async def test_a_file_is_not_overwritten_unasked_and_no_half_one_is_left(
     assert json.loads(path.read_text().splitlines()[0])["reward"] == 1.0
     code, _, err = await atropos("sft-gen", run_id, "--out", str(tmp_path / "nowhere" / "x.jsonl"))
     assert (code, err.count("\n")) == (1, 1)
-    assert [one.name for one in tmp_path.iterdir()] == ["kept.jsonl"]
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["kept.jsonl", "kept.jsonl.export.json"]
 
 
 async def test_an_unknown_run_is_one_sentence(atropos: Atropos, run_id: str) -> None:
@@ -84,20 +84,6 @@ async def test_an_unknown_run_is_one_sentence(atropos: Atropos, run_id: str) -> 
     assert (code, out) == (1, "")
     assert "There is no run" in err
     assert err.count("\n") == 1
-
-
-async def test_of_two_exports_to_one_new_file_one_is_told_that_it_is_there(
-    database_url: str, run_id: str, tmp_path: Path
-) -> None:
-    """Two processes, as from two shells."""
-    path = tmp_path / "both.jsonl"
-    found = await asyncio.gather(
-        *(export(database_url, PIPE, "sft-gen", run_id, "--out", str(path), "--limit", str(rows)) for rows in (1, 2))
-    )
-    assert {code for code, _ in found} == {0, 1}
-    [rows] = [position + 1 for position, (code, _) in enumerate(found) if code == 0]
-    assert len(path.read_text().splitlines()) == rows
-    assert any("is there already" in err for _, err in found)
 
 
 async def export(database_url: str, out: int | IO[bytes], *arguments: str) -> tuple[int | None, str]:
