@@ -31,6 +31,8 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "rescore": ("cli.rescore:command", "Apply new or changed scorers to stored episodes."),
     "sft-gen": ("cli.export:sft_gen", "Write scored episodes as JSON lines or Parquet for supervised fine-tuning."),
     "dpo-gen": ("cli.export:dpo_gen", "Write pairs of answers as JSON lines or Parquet for preference optimisation."),
+    "import": ("cli.importing:command", "Import groups and chats from JSON lines into a run of their own."),
+    "db": ("cli.db:app", "Care for the store: upgrade, check, prune, dump and restore it."),
     "policy": ("cli.policy:app", "Make the tiny policy of the dev stack."),
     "worker": ("cli.worker:command", "Serve workflows and activities until stopped (the same as atropos-worker)."),
 }

@@ -24,7 +24,7 @@ from .store import CONNECT_TIMEOUT_S, parse_url, unreachable
 
 LOCK: Final = 0x6174726F706F73
 """Any fixed number; this one spells `atropos`."""
-_HOW: Final = "run `python -m atropos.db.migrate upgrade`"
+_HOW: Final = "run `atropos db upgrade`"
 
 
 def upgrade(url: str, revision: str = "head") -> None:
@@ -43,6 +43,12 @@ def downgrade(url: str, revision: str) -> None:
     with _transaction(url) as connection:
         connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": LOCK})
         command.downgrade(_config(connection), revision)
+
+
+def revisions(url: str) -> tuple[str | None, str]:
+    """The schema that the database has (None: no tables yet), and the one this build needs."""
+    with _transaction(url) as connection:
+        return _current(connection), str(_scripts().get_current_head())
 
 
 def check(url: str) -> None:

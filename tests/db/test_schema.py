@@ -175,7 +175,7 @@ async def test_each_migration_goes_down_and_up_on_rows_of_every_table(empty: str
             assert len(after[table]) == len(held) == len(before[table]), (older, table)
             for row, old in zip(held, before[table], strict=True):
                 assert {name: old[name] for name in row} == row, (older, table)
-        if older == revisions[1]:
+        if older >= "0006":  # nothing since then has no place in it, or cannot be found again
             assert after == before
 
 

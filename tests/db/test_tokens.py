@@ -3,7 +3,9 @@
 import array
 import struct
 
+import psycopg
 import pytest
+from atropos.benchmarks.token_storage import SCHEMA, measure
 from atropos.db.encoding import pack_floats, pack_ids, pack_mask
 from atropos.db.store import Store
 from atropos.db.turns import save_turn
@@ -60,3 +62,12 @@ async def test_the_functions_may_be_used_wherever_postgres_likes(store: Store) -
         " FROM pg_proc WHERE proname LIKE 'atropos%%' AND pronamespace = 'public'::regnamespace ORDER BY 1",
     )
     assert found == [(name, "i", "s", True, True) for name in ("atropos_ids", "atropos_logprobs", "atropos_mask")]
+
+
+def test_the_bench_of_token_storage_measures_both_and_leaves_nothing(database_url: str) -> None:
+    with psycopg.connect(database_url) as connection:
+        figures = measure(connection, turns=4, tokens=2048, rounds=1)
+        assert connection.execute("SELECT to_regnamespace(%s)", [SCHEMA]).fetchone() == (None,)
+    assert figures["arrays"].keys() == figures["bytes"].keys()
+    assert all(value > 0 for found in figures.values() for value in found.values())
+    assert figures["bytes"]["bytes_per_token"] >= 9  # 4 of the id, 4 of the log-probability, 1 of the mask
