@@ -24,9 +24,9 @@ from atropos.cli.stack.running import running_stack
 from atropos.db.migrate import upgrade
 from atropos.db.store import open_store
 
-from . import store_backlog, store_ingest, store_kills, store_lease
+from . import exports, store_backlog, store_ingest, store_kills, store_lease
 
-PARTS: Final = ("ingest", "lease", "backlog", "kills")
+PARTS: Final = ("ingest", "lease", "export", "backlog", "kills")
 
 
 async def measure(given: argparse.Namespace, home: Path) -> dict[str, float]:
@@ -48,6 +48,14 @@ async def measure(given: argparse.Namespace, home: Path) -> dict[str, float]:
     return figures
 
 
+def exported(given: argparse.Namespace, home: Path) -> dict[str, float]:
+    """In a database of its own, since a view is read whole."""
+    with running_stack(home / "exports", StackOptions(temporal=False, workers=False)) as stack:
+        assert stack.database_url is not None
+        found = exports.measure(stack.database_url.get_secret_value(), home, given.rows, given.rounds)
+    return {name: found[name] for name in ("export_ratio", "export_rss_growth_mb")}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
@@ -63,6 +71,8 @@ def main() -> None:
     home.chmod(0o755)
     try:
         figures = asyncio.run(measure(given, home))
+        if "export" in given.parts:
+            figures |= exported(given, home)
     finally:
         shutil.rmtree(home, ignore_errors=True)
     for name, value in figures.items():

@@ -121,7 +121,7 @@ class Pages:
                 again.stop()
 
         again = pn.state.add_periodic_callback(refresh, period=EVERY_MS)
-        # What an onload callback changes is sent when it ends, which may be never: so the first reading is like the next.
+        # What an onload callback changes is sent when it ends, which may be never: the first reading is like the next.
         pn.state.onload(lambda: document.add_next_tick_callback(refresh))
         above = [] if switch is None else [switch]
         return pn.Column(*above, late, pane, *below, sizing_mode="stretch_width", margin=(5, 20))
