@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
 .PHONY: demo test test-all chaos lint types docs clean
-.PHONY: bench-episodes bench-exports bench-engine bench-asynchrony bench-outage bench-tokens
+.PHONY: bench-episodes bench-store bench-exports bench-engine bench-asynchrony bench-outage bench-tokens
 
 demo: $(VENV)/.demo  ## a small model works through tool-using episodes; everything embedded
 	@$(BIN)/atropos demo $(ARGS)
@@ -41,6 +41,9 @@ bench-asynchrony: $(VENV)/.test  ## what it is worth that rollouts go on while t
 
 bench-outage: $(VENV)/.test  ## the engine away for a minute under load; ends in one JSON line
 	$(BIN)/python -m atropos.benchmarks.outage $(ARGS)
+
+bench-store: $(VENV)/.test  ## what the store costs and holds, beside bare COPY; ends in one JSON line
+	$(BIN)/python -m atropos.benchmarks.store $(ARGS)
 
 bench-tokens: $(VENV)/.test  ## packed tokens against native arrays of Postgres; ends in one JSON line
 	$(BIN)/python -m atropos.benchmarks.token_storage $(ARGS)

@@ -99,6 +99,7 @@ class Pages:
 
         late = Html("", stylesheets=[style()], sizing_mode="stretch_width", margin=0)
         busy = asyncio.Lock()
+        document = pn.state.curdoc
 
         async def refresh() -> None:
             if busy.locked():  # the first reading may take longer than the pause after it
@@ -120,7 +121,8 @@ class Pages:
                 again.stop()
 
         again = pn.state.add_periodic_callback(refresh, period=EVERY_MS)
-        pn.state.onload(refresh)
+        # What an onload callback changes is sent when it ends, which may be never: the first reading is like the next.
+        pn.state.onload(lambda: document.add_next_tick_callback(refresh))
         above = [] if switch is None else [switch]
         return pn.Column(*above, late, pane, *below, sizing_mode="stretch_width", margin=(5, 20))
 

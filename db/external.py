@@ -88,7 +88,8 @@ class ExternalTrainer:
                 claim = await claim_batch(self._store, run_id, found.batch_no, self._owner)
                 if claim is not None and not claim.committed:  # neither abandoned nor committed by another meanwhile
                     head = await read_head(self._store, run_id)
-                    return Batch(claim, head, await read_batch(self._store, run_id, found.batch_no))
+                    groups = await read_batch(self._store, run_id, found.batch_no, config.trainer.scores)
+                    return Batch(claim, head, groups)
             else:
                 await asyncio.sleep(_LOOK_EVERY_S)
 

@@ -2,7 +2,8 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from urllib.parse import urlsplit, urlunsplit
 
 import pytest
@@ -36,12 +37,14 @@ class Door:
             writer.transport.abort()
         self._inside.clear()
 
-    def hold(self) -> None:
-        """Let nothing through any more, as a server does that hangs: nobody is told."""
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Let nothing through meanwhile, as a server does that hangs: nobody is told."""
         self._passable.clear()
-
-    def release(self) -> None:
-        self._passable.set()
+        try:
+            yield
+        finally:
+            self._passable.set()
 
     async def _through(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         beyond, there = await asyncio.open_connection(self._host, self._port)
@@ -91,12 +94,11 @@ async def test_a_store_that_hangs_is_said_and_the_page_goes_on_when_it_answers(
         visit(browser, f"{dashboard.url}/runs") as before,
     ):
         await before.shows("There are no runs yet")
-        door.hold()
-        async with visit(browser, f"{dashboard.url}/run?id=none") as meanwhile:
-            await before.shows("The store has not answered for")
-            await meanwhile.shows("The store has not answered for")
-            door.release()
-            await meanwhile.shows("There is no run called none")
-            for one in (before, meanwhile):
-                await one.page.get_by_text("The store has not answered for").wait_for(state="detached")
-                assert one.errors == []
+        with door.held():
+            async with visit(browser, f"{dashboard.url}/run?id=none") as meanwhile:
+                for one in (before, meanwhile):
+                    await one.shows("The store has not answered for")
+        async with visit(browser, f"{dashboard.url}/run?id=none") as after:
+            await after.shows("There is no run called none")
+            await before.page.get_by_text("The store has not answered for").wait_for(state="detached")
+            assert (before.errors, after.errors) == ([], [])
