@@ -87,7 +87,7 @@ def command(
         say_where(home, run, Console())
     line = last_line(run, control, verdict, chosen, time.monotonic() - began)
     if kills is not None and kills.report is not None:
-        line |= kills.report.figures()
+        line |= kills.report.figures() | {"episodes_in_doubt": run.in_doubt}
     typer.echo(json.dumps(line))
     if verdict.failures:
         raise CommandError("; ".join(verdict.failures))

@@ -28,11 +28,16 @@ WITH members AS (
 ), sampled AS (
   SELECT t.group_no, t.member, t.attempt, min(octet_length(t.sampled)) AS least
   FROM turns t WHERE t.run_id = %(run)s GROUP BY t.group_no, t.member, t.attempt
+), doubted AS (
+  SELECT DISTINCT e.group_no, e.member FROM episodes e JOIN turns t USING (run_id, group_no, member, attempt)
+  WHERE e.run_id = %(run)s AND e.state = 'failed' AND e.failure = 'engine' AND t.provisional
 )
-SELECT m.kind, count(*), count(f.member), count(*) FILTER (WHERE s.least > 0), count(f.reward), avg(f.reward)
+SELECT m.kind, count(*), count(f.member), count(*) FILTER (WHERE s.least > 0), count(f.reward), avg(f.reward),
+  count(d.member) FILTER (WHERE f.member IS NULL)
 FROM members m
 LEFT JOIN finished f USING (group_no, member)
 LEFT JOIN sampled s USING (group_no, member, attempt)
+LEFT JOIN doubted d USING (group_no, member)
 GROUP BY m.kind
 """
 
@@ -101,6 +106,8 @@ class RunReport:
     sample: EpisodeKey | None
     audit: Audit
     problems: tuple[str, ...]
+    in_doubt: int = 0
+    """Training episodes that failed since their engine was gone before it had proved the weights it sampled with."""
 
     @property
     def reward_first(self) -> float | None:
@@ -150,6 +157,7 @@ async def read_report(store: Store, run_id: str, config: RunConfig, audit: Audit
         else EpisodeKey(run_id=run_id, group_no=sample[0], member=sample[1], attempt=sample[2]),
         audit=audit,
         problems=tuple(problems),
+        in_doubt=counts["train"][5] if "train" in counts else 0,
     )
 
 
@@ -163,8 +171,13 @@ def _missing(counts: dict[str, Sequence[Any]], config: RunConfig) -> list[str]:
         expected["train"] = (config.budget.groups or 0) * size
     problems = []
     for kind, name in (("train", "training"), ("eval", "evaluation")):
-        members, finished, sampled, scored, _ = counts.get(kind, (0, 0, 0, 0, None))
-        for what, number in (("exist", members), ("finished", finished), ("have tokens", sampled), ("scored", scored)):
+        members, finished, sampled, scored, _, doubted = counts.get(kind, (0, 0, 0, 0, None, 0))
+        for what, number in (
+            ("exist", members),
+            ("finished", finished + doubted),
+            ("have tokens", sampled + doubted),
+            ("scored", scored + doubted),
+        ):
             if number != expected[kind]:
                 problems.append(f"{number} of {expected[kind]} {name} episodes {what}")
                 break

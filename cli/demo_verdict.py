@@ -48,6 +48,9 @@ def judge(run: RunReport, control: RunReport, size: DemoSize, chaos: ChaosReport
         failures += [f"the audit of {report.run}: {one.check}: {one.row}" for one in report.audit.violations]
     if chaos is not None:
         failures += chaos.failures
+    doubted = control.in_doubt + (0 if chaos is not None and chaos.kills_engines else run.in_doubt)
+    if doubted:
+        failures.append(f"{doubted} episodes rest on weights that no engine has proved, and no engine was killed")
     return Verdict(tuple(failures), tuple(name for name, *_, judged in bounds if not judged))
 
 

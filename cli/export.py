@@ -43,6 +43,14 @@ Most = Annotated[float | None, typer.Option("--max-reward", help="Rewards up to 
 Negative = Annotated[bool, typer.Option("--allow-negative-scores", help="Rewards of 0 and below, too.")]
 Dedupe = Annotated[bool, typer.Option("--dedupe", help="Of rows that say the same, only the best.")]
 Evaluations = Annotated[bool, typer.Option("--include-evaluations", help="Episodes of evaluations, too.")]
+Scores = Annotated[
+    str,
+    typer.Option(
+        "--scores",
+        metavar="VERSION",
+        help="Whose scores make the rewards: a version (see rescore), or the first or latest written of each.",
+    ),
+]
 Test = Annotated[
     float,
     typer.Option(
@@ -89,6 +97,7 @@ def sft_gen(
     ] = ExampleLayout.MESSAGES,
     dedupe: Dedupe = False,
     evaluations: Evaluations = False,
+    scores: Scores = "first",
     test: Test = 0.0,
     limit: Limit = None,
     seed: Seed = 0,
@@ -116,6 +125,7 @@ def sft_gen(
         top=top,
         dedupe=dedupe,
         evaluations=evaluations,
+        scores=scores,
         limit=limit,
         test=test,
         seed=seed,
@@ -145,6 +155,7 @@ def dpo_gen(
     ] = PairLayout.EXPLICIT,
     dedupe: Dedupe = False,
     evaluations: Evaluations = False,
+    scores: Scores = "first",
     test: Test = 0.0,
     limit: Limit = None,
     seed: Seed = 0,
@@ -173,6 +184,7 @@ def dpo_gen(
         one_message=layout is PairLayout.AXOLOTL,
         dedupe=dedupe,
         evaluations=evaluations,
+        scores=scores,
         limit=limit,
         test=test,
         seed=seed,

@@ -55,7 +55,7 @@ def command(
     """Score stored episodes again, by a workflow that goes on without this command.
 
     Scores are written under their scorer's version beside those that are there, and none is changed. A reward that was
-    missing is filled in; others stay as they are, and `--score-version` of exports chooses.
+    missing is filled in; others stay as they are, and `--scores` of exports and `trainer.scores` of a run file choose.
     """
     asyncio.run(_run(run, scorers or [], environment or [], using, _arguments(args or []), version, unscored, detach))
 

@@ -63,7 +63,7 @@ class Chosen:
         """From the row of that number on, in order. To be read to its end or closed before the next is asked for."""
         await self.connection.execute(f"MOVE ABSOLUTE {int(start)} IN export".encode(), prepare=False)
         while keys := await self._fetch(page):
-            async for row in _texts(self.connection, self.wanted.source, keys):
+            async for row in _texts(self.connection, self.wanted, keys):
                 yield row
 
     async def key_at(self, place: int) -> Key | None:
@@ -114,13 +114,16 @@ async def _one(connection: Direct, query: str) -> tuple[Any, ...]:
     return row
 
 
-async def _texts(connection: Direct, source: Source, keys: Sequence[tuple[Any, ...]]) -> AsyncGenerator[ExportRow]:
-    values: dict[str, Any] = {name: [key[place] for key in keys] for place, name in enumerate(key_columns(source))} | {
-        "rows": len(keys)
+async def _texts(connection: Direct, wanted: Wanted, keys: Sequence[tuple[Any, ...]]) -> AsyncGenerator[ExportRow]:
+    values: dict[str, Any] = {
+        name: [key[place] for key in keys] for place, name in enumerate(key_columns(wanted.source))
+    } | {
+        "rows": len(keys),
+        "scores": wanted.scores,
     }
     async with connection.cursor() as cursor:
         place = 0
-        async for found in cursor.stream(SAID[source].encode(), values, binary=True):
+        async for found in cursor.stream(SAID[wanted.source].encode(), values, binary=True):
             yield _row(keys[place], found)
             place += 1
     if place != len(keys):

@@ -51,6 +51,8 @@ class Wanted:
     """Of rows that say the same, the best one only."""
     evaluations: bool = False
     """Episodes of evaluations, too."""
+    scores: str = "first"
+    """Whose scores make the rewards: `first`, `latest`, or a version, beside whose others the first ones count."""
     limit: int | None = None
     """Rows at most, drawn by the seed."""
     test: float = 0.0
@@ -72,6 +74,7 @@ class Wanted:
             "difference": self.difference,
             "top": self.top,
             "limit": self.limit,
+            "scores": self.scores,
             "seed": f"{self.seed}/",
             "test": min(int(self.test * 2**32), 2**32 - 1).to_bytes(4, "big"),
         }
@@ -119,6 +122,15 @@ _EVALUATED: Final = f"""
     policy_version, ended_at
   FROM conversations WHERE kind = 'eval' AND reward IS NOT NULL"""
 
+_RESCORED: Final = f"""
+  SELECT {EPISODE}, environment, task_key, reward,
+    max(reward) OVER (PARTITION BY run_id, group_no) - min(reward) OVER (PARTITION BY run_id, group_no)
+      AS reward_spread,
+    policy_version, ended_at
+  FROM (SELECT {EPISODE}, environment, task_key, policy_version, ended_at,
+      coalesce(episode_reward(run_id, group_no, member, attempt, %(scores)s), reward) AS reward
+    FROM given) AS by_version"""
+
 _FITTING: Final = """
   (%(runs)s::text[] IS NULL OR x.run_id = ANY(%(runs)s))
   AND g.closed_at <= %(as_of)s
@@ -153,8 +165,11 @@ _PAIRED: Final = """
 def chosen(wanted: Wanted) -> str:
     """The rows that are wanted, by their keys and in their order, and whether each is for testing."""
     key = _KEYS[wanted.source]
+    given = f"SELECT {_COLUMNS} FROM sft_examples{_EVALUATED if wanted.evaluations else ''}"
     parts = [
-        f"WITH examples AS (\n  SELECT {_COLUMNS} FROM sft_examples{_EVALUATED if wanted.evaluations else ''})",
+        f"WITH examples AS (\n  {given})"
+        if wanted.scores == "first"
+        else f"WITH given AS (\n  {given}),\nexamples AS ({_RESCORED})",
         f"fitting AS (\n  SELECT x.* FROM examples x JOIN groups g USING (run_id, group_no)\n  WHERE {_FITTING}"
         f"{_ONE_MESSAGE if wanted.one_message else ''})",
         f"rows AS ({_rewarded(wanted)})",
@@ -223,18 +238,27 @@ def _number(value: str) -> str:
     return f"CASE WHEN {whole} THEN {value}::text || '.0' ELSE {value}::text END"
 
 
+def _reward(of: str) -> str:
+    """The reward of an episode by the scores that are asked for."""
+    key = f"{of}.run_id, {of}.group_no, {of}.member, {of}.attempt"
+    by_version = f"coalesce(episode_reward({key}, %(scores)s::text), {of}.reward)"
+    return f"(CASE %(scores)s::text WHEN 'first' THEN {of}.reward ELSE {by_version} END)"
+
+
 def _episode(of: str) -> str:
     """Where one episode came from, as arguments of json_build_object."""
     key = f"({of}.run_id, {of}.group_no, {of}.member, {of}.attempt)"
     return f"""
-  'member', {of}.member, 'attempt', {of}.attempt, 'reward', ({_number(f"{of}.reward")})::json, 'stop', {of}.stop,
+  'member', {of}.member, 'attempt', {of}.attempt, 'reward', ({_number(_reward(of))})::json, 'stop', {of}.stop,
   'policy_version', {of}.policy_version,
   'versions', (SELECT coalesce(jsonb_agg(DISTINCT (s.span->>1)::int), '[]')
     FROM turns t, jsonb_array_elements(t.spans) AS s(span) WHERE (t.run_id, t.group_no, t.member, t.attempt) = {key}),
   'scorers', (SELECT coalesce(json_agg(json_build_object('name', s.name, 'version', s.scorer_version)
       ORDER BY s.name COLLATE "C"), '[]')
     FROM (SELECT DISTINCT ON (name) name, scorer_version FROM scores
-      WHERE (run_id, group_no, member, attempt) = {key} AND NOT metric ORDER BY name, seq) AS s),
+      WHERE (run_id, group_no, member, attempt) = {key} AND NOT metric
+      ORDER BY name, value IS NULL, scorer_version <> %(scores)s::text,
+        CASE %(scores)s::text WHEN 'latest' THEN -seq ELSE seq END) AS s),
   'sampled_at', to_char({of}.ended_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')"""
 
 
@@ -269,7 +293,7 @@ def _json(value: str) -> str:
 
 SAID: Final[dict[Source, str]] = {
     Source.EXAMPLES: f"""
-SELECT {_json(f"json_build_object({_group('c')}, {_episode('c')})")}, {_json(_number("c.reward"))}, NULL::bytea,
+SELECT {_json(f"json_build_object({_group('c')}, {_episode('c')})")}, {_json(_number(_reward("c")))}, NULL::bytea,
   {_json("c.prompt")}, {_json("c.completion")}, NULL::bytea, {_exact("c")}, NULL::bytea[]
 FROM unnest(%(run_id)s::text[], %(group_no)s::int[], %(member)s::int[], %(attempt)s::int[])
   WITH ORDINALITY AS k(run_id, group_no, member, attempt, place)
@@ -277,7 +301,7 @@ JOIN conversations c USING ({EPISODE}) ORDER BY k.place LIMIT %(rows)s
 """,
     Source.PAIRS: f"""
 SELECT {_json(f"json_build_object({_group('c')}, 'chosen', {_built('c')}, 'rejected', {_built('r')})")},
-  {_json(_number("c.reward"))}, {_json(_number("r.reward"))},
+  {_json(_number(_reward("c")))}, {_json(_number(_reward("r")))},
   {_json("c.prompt")}, {_json("c.completion")}, {_json("r.completion")}, {_exact("c")}, {_exact("r")}
 FROM unnest(%(run_id)s::text[], %(group_no)s::int[], %(member)s::int[], %(attempt)s::int[],
     %(rejected_member)s::int[], %(rejected_attempt)s::int[])

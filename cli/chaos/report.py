@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .conductor import KNOWN, Conductor, Kill
-from .plan import Planned
+from .plan import Component, Planned
 from .stage import Stage
 
 
@@ -24,6 +24,11 @@ class ChaosReport:
     groups_lost: int
     groups_trained_twice: int
     failures: tuple[str, ...]
+
+    @property
+    def kills_engines(self) -> bool:
+        """Whether an engine may have died before it proved what it held: what it sampled so counts for nothing."""
+        return any(kill.cell.component is Component.ENGINE for kill in self.kills)
 
     def figures(self) -> dict[str, Any]:
         """Keys of the last line."""

@@ -2,17 +2,23 @@
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
+from atropos.cli.chaos.conductor import Kill
+from atropos.cli.chaos.plan import CELLS, Component
+from atropos.cli.chaos.report import ChaosReport
+from atropos.cli.chaos.stage import Hit
 from atropos.cli.demo_report import RunReport, StepFigures, mean_reward, read_report
 from atropos.cli.demo_run import DemoSize, control_run, demo_run, demo_size
 from atropos.cli.demo_show import parts, show_runs
 from atropos.cli.demo_verdict import judge, last_line
 from atropos.cli.main import app
 from atropos.cli.stack.files import StackHome, hold_lock
+from atropos.cli.stack.process import ProcessId
 from atropos.contracts.runfile import RunConfig, parse_run
 from atropos.db.audit import Audit, Violation, audit_run
 from atropos.db.runs import get_run
@@ -146,6 +152,22 @@ async def test_what_is_missing_is_a_problem(
         kept.restore()
 
 
+async def test_what_an_engine_never_proved_is_counted_apart(
+    world: World, store: Store, finished: tuple[str, RunConfig]
+) -> None:
+    kept = Tables(world.database, finished[0])
+    kept.change(
+        f"WITH doubted AS (UPDATE turns SET provisional = true WHERE run_id = '{finished[0]}' AND group_no = 1"
+        " AND member = 1) UPDATE episodes SET state = 'failed', stop = 'failed', failure = 'engine', reward = NULL"
+        " WHERE run_id = %s AND group_no = 1 AND member = 1"
+    )
+    try:
+        found = await read_report(store, *finished, UNASKED)
+    finally:
+        kept.restore()
+    assert (found.problems, found.in_doubt, found.episodes) == ((), 1, 6)
+
+
 # --- the verdict ----------------------------------------------------------------------------------------------------
 
 
@@ -211,6 +233,21 @@ def test_whatever_is_not_as_it_should_be_fails_the_demo(run: RunReport, control:
     verdict = judge(run, control, WHOLE)
     assert verdict.failures == (failure,)
     assert last_line(run, control, verdict, seed=0, wall_s=1.0)["problems"] == [failure]
+
+
+NOBODY_DIED = ("2 episodes rest on weights that no engine has proved, and no engine was killed",)
+
+
+@pytest.mark.parametrize(
+    ("killed", "failures"), [(None, NOBODY_DIED), (Component.TEMPORAL, NOBODY_DIED), (Component.ENGINE, ())]
+)
+def test_episodes_in_doubt_are_forgiven_only_where_an_engine_was_killed(
+    killed: Component | None, failures: tuple[str, ...]
+) -> None:
+    hit = Hit(datetime.now(UTC), ProcessId(pid=1, started="then"), ("one",))
+    kills = tuple(Kill(cell, 4, hit, 1.0, 2.0) for cell in CELLS if cell.component is killed)
+    chaos = None if killed is None else ChaosReport(kills, 9, 3, 0, 0, ())
+    assert judge(replace(LEARNT, in_doubt=2), STILL, WHOLE, chaos).failures == failures
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from atropos.contracts.episode import Score
 from atropos.contracts.messages import (
     ImagePart,
     Message,
@@ -25,6 +26,7 @@ from atropos.db.episodes import save_calls, start_episode
 from atropos.db.errors import StoreError
 from atropos.db.exports import Source, Wanted, opened_export
 from atropos.db.exports_exact import conversation
+from atropos.db.rescoring import save_rescored
 from atropos.db.store import Store, open_store
 from atropos.db.turns import save_turn
 from hypothesis import HealthCheck, given, settings
@@ -224,6 +226,29 @@ async def test_each_row_says_where_it_came_from(store: Store, runs: tuple[str, s
     pair = lineage((await exported(store, Wanted(Source.PAIRS, runs=(runs[1],), top=1)))[0])
     assert (pair["chosen"]["member"], pair["chosen"]["reward"]) == (1, 1.0)
     assert (pair["rejected"]["member"], pair["rejected"]["reward"]) == (2, 0.125)
+
+
+async def test_rewards_filters_ranks_and_pairs_are_by_the_scores_that_are_asked_for(store: Store) -> None:
+    run_id = await trained(store, "sums")
+    made = await group(store, run_id, "sums", [0.25, 1.0, 0.5])
+    for version, value in (("s2", 2.0), ("s3", 0.75)):
+        changed = [(made.episode(0), Score(name="right", value=value, weight=1.0))]
+        assert await save_rescored(store, made, changed, version)
+
+    async def by(scores: str) -> dict[int, tuple[float, str]]:
+        found = [lineage(row) for row in await exported(store, Wanted(runs=(run_id,), scores=scores))]
+        return {one["member"]: (one["reward"], one["scorers"][0]["version"]) for one in found}
+
+    rest = {1: (1.0, "s1"), 2: (0.5, "s1")}
+    assert await by("first") == {0: (0.25, "s1")} | rest
+    assert await by("s2") == {0: (2.0, "s2")} | rest
+    assert await by("latest") == {0: (0.75, "s3")} | rest
+    assert await by("unheard-of") == await by("first")
+    assert [key[2] for key in await keys(store, runs=(run_id,), scores="s2", top=1)] == [0]
+    assert [key[2] for key in await keys(store, runs=(run_id,), scores="s2", least=0.75)] == [0, 1]
+    assert await keys(store, runs=(run_id,), scores="s2", difference=1.6) == []
+    best = await exported(store, Wanted(Source.PAIRS, runs=(run_id,), scores="s2", top=1))
+    assert [(one.key[2], one.key[4], one.rewards) for one in best] == [(0, 2, (b"2.0", b"0.5"))]
 
 
 async def test_whole_rewards_read_as_floats_too(store: Store) -> None:
