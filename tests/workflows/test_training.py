@@ -211,7 +211,7 @@ async def test_an_engine_whose_publisher_died_before_the_proof_is_asked_for_it_a
     proved = publishing._proved
 
     async def dies_once(control: EngineControl, config: RunConfig, target: Wanted) -> Judgement:
-        if target.version == 1 and not died:
+        if target.version and not died:
             died.append(target.label)
             raise asyncio.CancelledError
         return await proved(control, config, target)
@@ -221,8 +221,9 @@ async def test_an_engine_whose_publisher_died_before_the_proof_is_asked_for_it_a
         result = await asyncio.wait_for(world.run(world.training("Effects", steps=3)), 90)
         found = await audit(services.store, world.client, result.run_id)
     assert result.state is RunState.COMPLETED
-    assert died == [weight_label(result.run_id, 1)]
-    assert len(holds(world).loaded) == len(set(holds(world).loaded)) == 4
+    assert len(died) == 1
+    assert len(holds(world).loaded) == len(set(holds(world).loaded)) > 1  # a version may be overtaken by the next
+    assert holds(world).label == weight_label(result.run_id, 3)
     assert rows(world, "SELECT DISTINCT state FROM episodes WHERE run_id = %s", result.run_id) == [("done",)]
     assert found.violations == ()
 
