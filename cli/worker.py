@@ -33,10 +33,10 @@ from ..db.migrate import check
 from ..db.store import open_store
 from ..environments.faults import EnvironmentProblem
 from ..environments.pool import ProcessPool
+from ..inference.connect import connect_engine
 from ..inference.control import EngineControl
 from ..inference.engines import EngineAddress
 from ..inference.tokens import load_code
-from ..inference.vllm import connect_engine
 from ..settings import Settings, SettingsError, load_settings, mask_url, secret_from_environment
 from ..trainer.problem import TrainerProblem
 from ..trainer.rehearsal import rehearse

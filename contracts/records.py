@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from .engines import HostedOptions
 from .ids import EpisodeKey
 from .messages import Message, ToolCall
 from .reasons import FailureKind, FinishReason, StopReason
@@ -87,6 +88,9 @@ class TurnRecord:
     request_id: str
     agent: str | None = None
     provisional: bool = False
+    told_prompt: int | None = None
+    told_sampled: int | None = None
+    """Tokens of an answer that came without ids, as the provider counts them; None where it does not, or gave ids."""
 
     def __post_init__(self) -> None:
         if not len(self.sampled) == len(self.logprobs) == len(self.mask):
@@ -95,6 +99,11 @@ class TurnRecord:
                 f"{len(self.mask)} mask entries; they must be equally many"
             )
         check_sampled(f"turn {self.turn}", self.sampled, self.logprobs, self.spans)
+
+    @property
+    def tokens(self) -> int:
+        """Sampled tokens, as far as anybody knows."""
+        return len(self.sampled) or self.told_sampled or 0
 
     @property
     def policy_version(self) -> int | None:
@@ -208,6 +217,8 @@ class EngineRecord:
     reason: str | None
     weight_label: str | None
     incarnation: str | None
+    hosted: HostedOptions | None = None
+    """How it is spoken to, where it takes messages."""
 
 
 @dataclass(frozen=True, slots=True)

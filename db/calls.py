@@ -24,11 +24,7 @@ from .encoding import (
 )
 from .late import ENDED, TAKEN, keep_late, params
 from .store import Store
-from .turns import refuse_unknown
-
-PUT_BLOB: Final = """
-INSERT INTO blobs (run_id, digest, data) VALUES (%(run)s, %(digest)s, %(data)b) ON CONFLICT DO NOTHING
-"""
+from .turns import PUT_BLOB, refuse_unknown
 
 _INSERT: Final = """
 INSERT INTO tool_calls (

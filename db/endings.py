@@ -32,7 +32,8 @@ UPDATE episodes SET state = %(state)s, stop = %(stop)s, failure = %(failure)s, r
   reward = %(reward)s::float8, turns = spent.turns, sampled_tokens = spent.tokens, policy_version = spent.version,
   ended_at = now()
 FROM (
-  SELECT count(*) AS turns, coalesce(sum(octet_length(sampled) / 4), 0) AS tokens, min(policy_version) AS version
+  SELECT count(*) AS turns, coalesce(sum(coalesce(told_sampled, octet_length(sampled) / 4)), 0) AS tokens,
+    min(policy_version) AS version
   FROM turns WHERE {_OF_EPISODE}
 ) AS spent
 WHERE {_OF_EPISODE} AND state = 'running'

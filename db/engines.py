@@ -13,8 +13,8 @@ from sqlalchemy import func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from ..contracts.engines import EngineConfig, HostedOptions
 from ..contracts.records import EngineRecord
-from ..contracts.runfile import EngineConfig
 from ..contracts.states import LIVE_RUNS, EngineState, IllegalTransition, sources
 from .encoding import clean, clean_or_none
 from .errors import Unknown
@@ -43,6 +43,7 @@ async def insert_engines(connection: AsyncConnection, run_id: str, engines: tupl
             "url": engine.url,
             "concurrency": engine.concurrency,
             "api_key_env": engine.api_key_env,
+            "hosted": None if engine.hosted is None else engine.hosted.model_dump(mode="json"),
         }
         await connection.execute(
             upsert(Engine)
@@ -68,6 +69,7 @@ async def engines_of(store: Store, run_id: str) -> list[EngineRecord]:
                 reason=row.reason,
                 weight_label=row.weight_label,
                 incarnation=row.incarnation,
+                hosted=None if row.hosted is None else HostedOptions.model_validate(row.hosted),
             )
             for row in rows
         ]

@@ -49,21 +49,26 @@ def _keep_alive() -> list[tuple[int, int, int]]:
 class Connection:
     """HTTP to one server, named `who` in messages."""
 
-    def __init__(self, address: EngineAddress) -> None:
+    def __init__(self, address: EngineAddress, *, base: str | None = None, through_proxies: bool = False) -> None:
+        """`base`: what paths are behind; default: the address without `/v1`, where engines of our own have theirs.
+
+        Only a hosted server is reached through a proxy of the environment: others are here or in a private network.
+        """
         self.who = f"engine {address.engine_id}"
-        # Never through a proxy of the environment: an engine is on this machine or a private network.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=address.concurrency + 4)
+        # Certificates take 25 ms to load, and most engines are spoken to without.
+        verify = address.url.startswith("https:")
+        transport = httpx.AsyncHTTPTransport(
+            verify=verify, retries=0, socket_options=_keep_alive(), limits=limits, trust_env=False
+        )
         self._http = httpx.AsyncClient(
-            base_url=address.url.rstrip("/").removesuffix("/v1"),
+            base_url=base or address.url.rstrip("/").removesuffix("/v1"),
             headers={"authorization": f"Bearer {address.api_key}"} if address.api_key else {},
             timeout=httpx.Timeout(connect=_CONNECT_S, read=None, write=_SEND_S, pool=None),
-            transport=httpx.AsyncHTTPTransport(
-                # Certificates take 25 ms to load, and most engines are spoken to without.
-                verify=address.url.startswith("https:"),
-                retries=0,
-                socket_options=_keep_alive(),
-                limits=httpx.Limits(max_connections=None, max_keepalive_connections=address.concurrency + 4),
-            ),
-            trust_env=False,
+            transport=None if through_proxies else transport,
+            limits=limits,
+            verify=verify,
+            trust_env=through_proxies,
         )
         self._served: dict[str, Any] | None = None
         self._incarnation: str | None = None

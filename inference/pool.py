@@ -16,13 +16,14 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from ..contracts.records import EngineRecord
 from ..contracts.states import EngineState
 from .engines import Engine, EngineAddress
 from .errors import EngineFailure, EngineFailureKind, unavailable
-from .vllm import connect_engine
+
+EngineT = TypeVar("EngineT", bound=Engine)
 
 _FIRST_REST_S: Final = 0.5
 _LONGEST_REST_S: Final = 3.0
@@ -139,10 +140,10 @@ class _Waiter:
     granted: "asyncio.Future[str]"
 
 
-class EnginePool:
+class EnginePool(Generic[EngineT]):
     """The engines of one run in one process, used from one event loop.
 
-    `secret` turns the name of an environment variable into its value. `vocabulary`: see VllmEngine.
+    `secret` turns the name of an environment variable into its value; `connect` makes the client for an address.
     """
 
     def __init__(
@@ -150,18 +151,17 @@ class EnginePool:
         records: Iterable[EngineRecord],
         secret: Callable[[str], str | None],
         *,
-        vocabulary: int | None = None,
-        connect: Callable[[EngineAddress], Engine] | None = None,
+        connect: Callable[[EngineAddress], EngineT],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._secret = secret
-        self._connect = connect or (lambda address: connect_engine(address, vocabulary=vocabulary))
+        self._connect = connect
         self._clock = clock
         self._ledger = Ledger()
-        self._engines: dict[str, Engine] = {}
+        self._engines: dict[str, EngineT] = {}
         self._addresses: dict[str, EngineAddress] = {}
         self._waiting: deque[_Waiter] = deque()
-        self._stale: list[Engine] = []
+        self._stale: list[EngineT] = []
         self._alarm: asyncio.TimerHandle | None = None
         self.update(records)
 
@@ -185,7 +185,7 @@ class EnginePool:
         self._serve()
 
     @asynccontextmanager
-    async def lease(self, episode_key: str) -> AsyncIterator[Engine]:
+    async def lease(self, episode_key: str) -> AsyncIterator[EngineT]:
         """An engine with a free slot, held until the block ends. Waits, in order, while all are busy.
 
         An EngineFailure that leaves the block is reported by itself. Raises EngineFailure (unavailable, with each

@@ -12,6 +12,7 @@ import time
 from contextlib import aclosing
 from typing import Any, Final
 
+from ..contracts.engines import CAPABILITIES
 from .answers import Growing, read_completion
 from .connection import UNREPORTED, Connection
 from .engines import Completion, EngineAddress, Progress, SampleRequest, WeightInfo, why_unsupported
@@ -29,11 +30,12 @@ class VllmEngine:
 
     def __init__(self, address: EngineAddress, *, vocabulary: int | None = None) -> None:
         self.engine_id = address.engine_id
+        self._can = CAPABILITIES[address.kind]
         self._vocabulary = vocabulary or _VOCABULARY
         self._server = Connection(address)
 
     async def sample(self, request: SampleRequest, progress: Progress | None = None) -> Completion:
-        problem = why_unsupported(request.sampling)
+        problem = why_unsupported(request.sampling, self._can)
         if problem is not None:
             raise rejected(problem)
         served = await self._server.model()
@@ -93,10 +95,7 @@ def request_body(request: SampleRequest, model: str | None, *, stream: bool = Fa
         "stop_token_ids": list(request.stop_token_ids),
         "ignore_eos": True,
     }
-    if sampling.top_p < 1.0:
-        parameters["top_p"] = sampling.top_p
-    if sampling.top_k > 0:
-        parameters["top_k"] = sampling.top_k
+    parameters |= sampling.special
     if request.seed is not None:
         parameters["seed"] = request.seed
     body: dict[str, Any] = {
@@ -110,9 +109,4 @@ def request_body(request: SampleRequest, model: str | None, *, stream: bool = Fa
     return body
 
 
-def connect_engine(address: EngineAddress, *, vocabulary: int | None = None) -> VllmEngine:
-    """A client for the engine at `address`; both kinds speak the same wire. Nothing is sent yet."""
-    return VllmEngine(address, vocabulary=vocabulary)
-
-
-__all__ = ["UNREPORTED", "EngineFailure", "VllmEngine", "connect_engine", "request_body"]
+__all__ = ["UNREPORTED", "EngineFailure", "VllmEngine", "request_body"]

@@ -49,7 +49,7 @@ def record(name: str, concurrency: int = 2, state: str = "ready", reason: str | 
     return EngineRecord(name, "dev", f"http://{name}:1", concurrency, "KEY", state, reason, "v0", "life")
 
 
-def pool_of(*records: EngineRecord, clock: Clock | None = None) -> EnginePool:
+def pool_of(*records: EngineRecord, clock: Clock | None = None) -> EnginePool[Idle]:
     return EnginePool(records, {"KEY": "k"}.get, connect=Idle, clock=clock or Clock())
 
 
@@ -140,7 +140,7 @@ def test_no_engine_is_ever_over_its_limit(actions: list[str], data: st.DataObjec
             assert ledger.in_flight(engine) == held[engine] <= limit
 
 
-async def fail_on(pool: EnginePool, episode: str, failure: EngineFailure) -> str:
+async def fail_on(pool: EnginePool[Idle], episode: str, failure: EngineFailure) -> str:
     """Fail inside a lease; the name of the engine that was leased."""
     name = ""
     with suppress(EngineFailure):

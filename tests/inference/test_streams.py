@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from atropos.contracts.engines import EngineKind
 from atropos.contracts.reasons import FinishReason
-from atropos.contracts.runfile import EngineKind
 from atropos.contracts.sampling import Sampling
 from atropos.inference import vllm
 from atropos.inference.answers import events

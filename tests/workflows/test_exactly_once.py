@@ -19,9 +19,9 @@ import pytest
 from atropos.cli.errors import CommandError
 from atropos.cli.run_steer import abandon, why_engines
 from atropos.contracts import activities_training
+from atropos.contracts.engines import EngineKind
 from atropos.contracts.ids import weight_label
 from atropos.contracts.queues import WorkerRole
-from atropos.contracts.runfile import EngineKind
 from atropos.contracts.states import RunState
 from atropos.db.engines import engines_of
 from atropos.db.runs import get_run

@@ -11,8 +11,8 @@ from typing import Any
 
 import psycopg
 import pytest
+from atropos.contracts.engines import EngineKind
 from atropos.contracts.ids import weight_label
-from atropos.contracts.runfile import EngineKind
 from atropos.contracts.states import RunState
 from atropos.contracts.training import TrainerConfig
 from atropos.db.audit import audit_run

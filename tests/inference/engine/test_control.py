@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from atropos.contracts.runfile import EngineKind
+from atropos.contracts.engines import EngineKind
 from atropos.inference.control import UNVERSIONED, EngineControl, publish
 from atropos.inference.engines import EngineAddress
 from atropos.inference.errors import EngineFailure, EngineFailureKind
