@@ -7,7 +7,7 @@ talks to an engine, never by sampling from it.
 import asyncio
 import json
 import time
-from typing import TYPE_CHECKING, Annotated, Any, Final, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.console import Console
