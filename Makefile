@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
 .PHONY: demo test test-all chaos lint types docs clean
-.PHONY: bench-episodes bench-store bench-exports bench-engine bench-asynchrony bench-outage bench-tokens
+.PHONY: bench-episodes bench-store bench-exports bench-engine bench-engines bench-asynchrony bench-outage bench-tokens
 
 demo: $(VENV)/.demo  ## a small model works through tool-using episodes; everything embedded
 	@$(BIN)/atropos demo $(ARGS)
@@ -50,6 +50,9 @@ bench-tokens: $(VENV)/.test  ## packed tokens against native arrays of Postgres;
 
 bench-exports: $(VENV)/.test  ## exports beside a bare COPY, as a ratio, and their memory; ends in one JSON line
 	$(BIN)/python -m atropos.benchmarks.exports $(ARGS)
+
+bench-engines: $(VENV)/.test  ## places filled, stalls of a reload, power of its proof; ends in one JSON line
+	$(BIN)/python -m atropos.benchmarks.engines $(ARGS)
 
 bench-engine: $(VENV)/.test  ## batching of the dev engine, as a ratio; ends in one JSON line
 	$(BIN)/python -m atropos.benchmarks.engine $(ARGS)

@@ -32,7 +32,7 @@ from ..db.registration import first_user
 from ..inference.control import UNVERSIONED, EngineControl, publish
 from ..inference.engines import EngineAddress
 from ..inference.errors import EngineFailure
-from ..inference.probe import Judgement, Probe, Verdict, judge, judge_checksums, noise_of
+from ..inference.probe import Judgement, Probe, Verdict, both, judge, judge_checksums, noise_of
 from .entry import entered
 from .services import Services
 
@@ -182,7 +182,7 @@ class PublishingActivities:
         sampled since then is kept like this, and nothing is loaded twice."""
         store, here = self._services.store, (run_id, record.engine_id, incarnation, target.version)
         try:
-            found = await _proved(control, config, target)
+            found = await proved(control, config.publish.verify, target)
         except EngineFailure as failure:
             await settle_publication(store, *here, PublicationState.FAILED, failure.message)
             raise
@@ -228,22 +228,17 @@ async def _disown(control: EngineControl) -> None:
         _log.warning("wrong weights keep their name: %s", failure.message)
 
 
-async def _proved(control: EngineControl, config: RunConfig, target: Wanted) -> Judgement:
+async def proved(control: EngineControl, verify: str, target: Wanted) -> Judgement:
     """What the engine computes, measured directly, once it serves again. Raises EngineFailure."""
     material = target.probe or {}
-    verify = config.publish.verify
     found = Judgement(Verdict.UNVERIFIABLE, "there is nothing to compare it with")
     if verify != "checksum" and material.get("sequences"):
         probe = _probe_of(material)
         measured = await control.score(probe.sequences, label=target.label)
         found = judge(probe, measured, noise_of(target.noise if target.version else None))
-    if found.verdict is not Verdict.UNVERIFIABLE or verify == "logprobs" or not material.get("checksums"):
+    if found.verdict is Verdict.WRONG or verify == "logprobs" or not material.get("checksums"):
         return found
-    digests = judge_checksums(material["checksums"], await control.checksums())
-    if digests.verdict is Verdict.WRONG and verify == "auto" and found.distance_after is not None:
-        # Another number format gives other digests of the same weights, and the logprobs did not contradict.
-        return Judgement(Verdict.UNVERIFIABLE, f"{found.reason}; {digests.reason}", found.distance_after)
-    return Judgement(digests.verdict, digests.reason, found.distance_after)
+    return both(found, judge_checksums(material["checksums"], await control.checksums()))
 
 
 def _probe_of(material: dict[str, Any]) -> Probe:

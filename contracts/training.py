@@ -100,8 +100,9 @@ class PublishConfig(Strict):
     method: Literal["auto", "reload"] = "auto"
     """`reload`: each engine loads the checkpoint from its path. `auto` chooses by the engine's kind."""
     verify: Literal["auto", "logprobs", "checksum"] = "auto"
-    """How an engine proves that it holds them: by logprobs on known tokens; by digests where a step is too small for
-    that; `auto` takes the first that has power."""
+    """How an engine proves that it holds them: by its logprobs on known tokens, by each tensor's digest, or (`auto`) by
+    both, of which either can convict. Digests see one stale tensor that logprobs cannot, and cost a pass over all
+    weights, which `logprobs` spares very large models."""
 
 
 class WandbConfig(Strict):

@@ -14,7 +14,7 @@ convict an engine, but only digests can acquit it.
 import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
@@ -61,6 +61,8 @@ class Judgement:
     distance_after: float | None = None
     distance_before: float | None = None
     step_size: float | None = None
+    same: int = 0
+    """Tensors that have the digest they should have."""
 
 
 def noise_of(distance: float | None) -> float:
@@ -96,12 +98,29 @@ def judge_checksums(expected: Mapping[str, str], reported: Mapping[str, str]) ->
         return Judgement(Verdict.UNVERIFIABLE, "no tensor was given to compare")
     seen = {name: reported[name] for name in expected if reported.get(name, NOTHING) != NOTHING}
     different = sorted(name for name, digest in seen.items() if digest != expected[name])
+    same = len(seen) - len(different)
     if different:
-        return Judgement(Verdict.WRONG, f"the engine holds other weights in {_listed(different)}")
+        return Judgement(Verdict.WRONG, f"the engine holds other weights in {_listed(different)}", same=same)
     unseen = sorted(expected.keys() - seen.keys())
     if unseen:
-        return Judgement(Verdict.UNVERIFIABLE, f"the engine has no digest of {_listed(unseen)}")
-    return Judgement(Verdict.VERIFIED, f"all {len(expected)} tensors have the digest they should have")
+        return Judgement(Verdict.UNVERIFIABLE, f"the engine has no digest of {_listed(unseen)}", same=same)
+    return Judgement(Verdict.VERIFIED, f"all {len(expected)} tensors have the digest they should have", same=same)
+
+
+def both(logprobs: Judgement, digests: Judgement) -> Judgement:
+    """What two measurements say together. Either can convict; digests acquit, logprobs only where digests are blind.
+
+    Logprobs cannot see one stale tensor that moves them by less than the noise, and digests cannot compare another
+    number format, in which none of them is the same: then they say nothing.
+    """
+    foreign = digests.verdict is Verdict.WRONG and not digests.same and logprobs.distance_after is not None
+    if logprobs.verdict is Verdict.WRONG or digests.verdict is Verdict.UNVERIFIABLE:
+        return logprobs
+    if foreign and logprobs.verdict is Verdict.VERIFIED:
+        return logprobs
+    verdict = Verdict.UNVERIFIABLE if foreign else digests.verdict
+    reason = f"{logprobs.reason}; {digests.reason}" if foreign else digests.reason
+    return replace(logprobs, verdict=verdict, reason=reason, same=digests.same)
 
 
 def _weighed(after: float, before: float, step: float, noise: float) -> tuple[Verdict, str]:

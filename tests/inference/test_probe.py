@@ -12,6 +12,7 @@ from atropos.inference.probe import (
     Judgement,
     Probe,
     Verdict,
+    both,
     judge,
     judge_checksums,
     noise_of,
@@ -132,6 +133,34 @@ def test_digests_acquit_only_whole_and_equal(change: dict[str, str | None], verd
     judgement = judge_checksums(GOOD, reported)
     assert judgement.verdict is verdict
     assert says in judgement.reason
+
+
+V, W, U = Verdict.VERIFIED, Verdict.WRONG, Verdict.UNVERIFIABLE
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "measured", "digests", "same", "together"),
+    [
+        (V, True, V, 3, V),
+        (U, True, V, 3, V),  # a step too small for logprobs, and every tensor as it should be
+        (U, False, V, 3, V),
+        (V, True, W, 2, W),  # one stale tensor that logprobs do not see
+        (U, True, W, 2, W),
+        (V, True, W, 0, V),  # another number format: no digest can be compared
+        (U, True, W, 0, U),
+        (U, False, W, 0, W),  # nothing else speaks for it
+        (V, True, U, 1, V),  # blind digests
+        (U, True, U, 1, U),
+        (W, True, V, 3, W),
+        (W, True, U, 0, W),
+    ],
+)
+def test_either_measurement_convicts_and_the_sharper_one_acquits(
+    logprobs: Verdict, measured: bool, digests: Verdict, same: int, together: Verdict
+) -> None:
+    found = both(Judgement(logprobs, "a", 0.1 if measured else None), Judgement(digests, "b", same=same))
+    assert found.verdict is together
+    assert found.distance_after == (0.1 if measured else None)
 
 
 def test_many_tensors_are_counted_not_listed() -> None:

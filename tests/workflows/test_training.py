@@ -14,7 +14,6 @@ from atropos.cli.audit import audit
 from atropos.cli.errors import CommandError
 from atropos.cli.run_fork import forked
 from atropos.contracts.ids import trainer_workflow_id, weight_label
-from atropos.contracts.runfile import RunConfig
 from atropos.contracts.states import RunState
 from atropos.db.batches import train_steps
 from atropos.db.engines import version_paths
@@ -208,15 +207,15 @@ async def test_an_engine_whose_publisher_died_before_the_proof_is_asked_for_it_a
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     died: list[str] = []
-    proved = publishing._proved
+    proved = publishing.proved
 
-    async def dies_once(control: EngineControl, config: RunConfig, target: Wanted) -> Judgement:
+    async def dies_once(control: EngineControl, verify: str, target: Wanted) -> Judgement:
         if target.version and not died:
             died.append(target.label)
             raise asyncio.CancelledError
-        return await proved(control, config, target)
+        return await proved(control, verify, target)
 
-    monkeypatch.setattr(publishing, "_proved", dies_once)
+    monkeypatch.setattr(publishing, "proved", dies_once)
     async with world.workers() as services:
         result = await asyncio.wait_for(world.run(world.training("Effects", steps=3)), 90)
         found = await audit(services.store, world.client, result.run_id)
