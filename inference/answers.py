@@ -146,7 +146,11 @@ def _span_problem(tokens: int, spans: tuple[LabelSpan, ...]) -> str | None:
 
 
 class Growing:
-    """A completion as it is streamed: add events, look at what is there, ask for the whole at the end."""
+    """A completion as it is streamed: add events, look at what is there, ask for the whole at the end.
+
+    The dev engine says in each event which weights sampled its tokens, counted from its own first one. vLLM says it
+    with the last event for the whole completion, so that until then its tokens have no version of their own.
+    """
 
     def __init__(self, who: str, request: SampleRequest, vocabulary: int, incarnation: str) -> None:
         self._who = who
@@ -164,8 +168,17 @@ class Growing:
         """Tokens so far."""
         return len(self._ids)
 
+    @property
+    def labelled(self) -> bool:
+        """Whether the engine has said which weights sampled each of them."""
+        return self._covered == self.size
+
+    @property
+    def _covered(self) -> int:
+        return self._spans[-1].end if self._spans else 0
+
     def add(self, event: dict[str, Any]) -> None:
-        """Take an event's tokens, logprobs, and spans, which count from its own first token.
+        """Take an event's tokens, logprobs and spans.
 
         Raises EngineFailure for an error that the event carries, and for an event that contradicts itself, the
         request, or what came before; then nothing of it is taken.
@@ -186,46 +199,54 @@ class Growing:
 
     def _add(self, choice: dict[str, Any]) -> None:
         ids = choice["token_ids"] or []
+        told = choice["weight_versions"] if ids else choice.get("weight_versions")
+        spans = tuple(LabelSpan(s["version"], s["start"], s["end"]) for s in told or ())
+        logprobs: list[float] = []
         problem = None
+        if ids and told is None and self._spans:
+            raise malformed(f"{self._who} left out or misspelt a field of an event: no versions after those before")
         if ids:
             entries = choice["logprobs"]["content"]
             logprobs = [entry["logprob"] for entry in entries]
             echoed = [entry.get("token_id") for entry in entries]
-            spans = tuple(LabelSpan(s["version"], s["start"], s["end"]) for s in choice["weight_versions"])
-            problem = (
-                _token_problem(self._request, ids, self._vocabulary, before=self.size)
-                or _logprob_problem(ids, logprobs, echoed)
-                or _span_problem(len(ids), spans)
+            problem = _token_problem(self._request, ids, self._vocabulary, before=self.size) or _logprob_problem(
+                ids, logprobs, echoed
             )
             if problem is None and (self._finish is not None or self._ended):
                 problem = "it went on after its end"
+        of_all = not self.labelled
+        if problem is None and told is not None and (ids or of_all):
+            problem = _span_problem(len(ids) + (self.size if of_all else 0), spans)
         if problem is not None:
             raise malformed(f"{self._who} answered inconsistently: {problem}")
-        if ids:
-            self._join(spans)
-            self._ids += ids
-            self._logprobs += map(float, logprobs)
+        self._join(spans, 0 if of_all else self.size)
+        self._ids += ids
+        self._logprobs += map(float, logprobs)
         self._finish = choice.get("finish_reason") or self._finish
 
     @property
     def _ended(self) -> bool:
         return bool(self._ids) and self._ids[-1] in self._request.stop_token_ids
 
-    def _join(self, spans: tuple[LabelSpan, ...]) -> None:
-        """Append an event's spans, counted from the completion's first token; one label in a row is one span."""
+    def _join(self, spans: tuple[LabelSpan, ...], first: int) -> None:
+        """Append spans that count from the completion's token `first`; one label in a row is one span."""
         for span in spans:
-            start, end = span.start + self.size, span.end + self.size
+            start, end = span.start + first, span.end + first
             if self._spans and self._spans[-1].label == span.label:
                 start = self._spans.pop().start
             self._spans.append(LabelSpan(span.label, start, end))
 
-    def partial(self) -> Completion:
-        """What is there, at least one token. It has not ended, so its `finish` means no more than that."""
+    def partial(self, label: str | None = None) -> Completion:
+        """What is there, at least one token. It has not ended, so its `finish` means no more than that.
+
+        `label`: what sampled all of it, where the engine has not said so.
+        """
+        spans = tuple(self._spans) if label is None else (LabelSpan(label, 0, self.size),)
         return Completion(
             token_ids=list(self._ids),
             logprobs=list(self._logprobs),
             finish=FinishReason.LENGTH,
-            spans=tuple(self._spans),
+            spans=spans,
             incarnation=self._incarnation,
             usage_prompt=len(self._request.prompt_ids),
         )

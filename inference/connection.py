@@ -79,10 +79,10 @@ class Connection:
         label, named = await self._weights()
         return WeightInfo(label, named or await self._start_time())
 
-    async def label(self) -> str:
-        """What it calls its weights, as read a moment ago. Those who ask at once share an answer."""
+    async def label(self, *, fresh: bool = False) -> str:
+        """What it calls its weights, as read a moment ago, or now. Those who ask at once share an answer."""
         async with self._reading:
-            if self._label is None or time.monotonic() - self._label_read > _LABEL_S:
+            if fresh or self._label is None or time.monotonic() - self._label_read > _LABEL_S:
                 return (await self._weights())[0]
             return self._label
 

@@ -40,12 +40,13 @@ class VllmEngine:
         incarnation = await self._server.incarnation()
         body = request_body(request, served.get("id"), stream=progress is not None)
         if progress is not None:
+            label = await self._server.label()
             growing = Growing(self._server.who, request, self._vocabulary, incarnation)
-            return await self._grown(growing, body, progress)
+            return await self._grown(growing, body, label, progress)
         answer = await self._server.call("POST", GENERATE, body, silence_s=None)
         return read_completion(self._server.who, request, answer, self._vocabulary, incarnation)
 
-    async def _grown(self, growing: Growing, body: dict[str, Any], progress: Progress) -> Completion:
+    async def _grown(self, growing: Growing, body: dict[str, Any], label: str, progress: Progress) -> Completion:
         """The whole of a streamed completion; `progress` hears of what came before a stream broke off, too."""
         told, told_at = 0, time.monotonic()
         try:
@@ -54,12 +55,28 @@ class VllmEngine:
                     growing.add(event)
                     if time.monotonic() - told_at >= PROGRESS_S and growing.size > told:
                         told, told_at = growing.size, time.monotonic()
-                        await progress(growing.partial())
+                        await self._tell(growing, label, progress)
             return growing.whole()
         except EngineFailure as failure:
             if failure.kind is not EngineFailureKind.MALFORMED and growing.size > told:
-                await progress(growing.partial())
+                await self._tell(growing, label, progress)
             raise
+
+    async def _tell(self, growing: Growing, label: str, progress: Progress) -> None:
+        """Tell of what there is, where it is known which weights sampled it.
+
+        Where the engine says that only at the end, they are those which it held before it was asked, if it still holds
+        them now. What it sampled across a reload, or just before it died, is not told of.
+        """
+        if growing.labelled:
+            await progress(growing.partial())
+            return
+        try:
+            now = await self._server.label(fresh=True)
+        except EngineFailure:
+            return
+        if now == label:
+            await progress(growing.partial(label))
 
     async def health(self) -> None:
         await self._server.health()
