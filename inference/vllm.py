@@ -8,15 +8,14 @@ machine that vanishes is noticed by TCP keep-alive within half a minute. Cancell
 the engine abort the request. Nothing is retried here.
 """
 
-import time
-from contextlib import aclosing
 from typing import Any, Final
 
 from ..contracts.engines import CAPABILITIES
 from .answers import Growing, read_completion
 from .connection import UNREPORTED, Connection
 from .engines import Completion, EngineAddress, Progress, SampleRequest, WeightInfo, why_unsupported
-from .errors import EngineFailure, EngineFailureKind, rejected
+from .errors import EngineFailure, rejected
+from .streaming import grown
 
 GENERATE: Final = "/inference/v1/generate"
 _VOCABULARY: Final = 2**31
@@ -43,25 +42,9 @@ class VllmEngine:
         body = request_body(request, served.get("id"), stream=progress is not None)
         if progress is not None:
             growing = Growing(self._server.who, request, self._vocabulary, incarnation)
-            return await self._grown(growing, body, progress)
+            return await grown(growing, self._server.events(GENERATE, body), progress, every_s=PROGRESS_S)
         answer = await self._server.call("POST", GENERATE, body, silence_s=None)
         return read_completion(self._server.who, request, answer, self._vocabulary, incarnation)
-
-    async def _grown(self, growing: Growing, body: dict[str, Any], progress: Progress) -> Completion:
-        """The whole of a streamed completion; `progress` hears of what came before a stream broke off, too."""
-        told, told_at = 0, time.monotonic()
-        try:
-            async with aclosing(self._server.events(GENERATE, body)) as stream:
-                async for event in stream:
-                    growing.add(event)
-                    if time.monotonic() - told_at >= PROGRESS_S and growing.size > told:
-                        told, told_at = growing.size, time.monotonic()
-                        await progress(growing.partial())
-            return growing.whole()
-        except EngineFailure as failure:
-            if failure.kind is not EngineFailureKind.MALFORMED and growing.size > told:
-                await progress(growing.partial())
-            raise
 
     async def health(self) -> None:
         await self._server.health()
