@@ -142,6 +142,10 @@ class SglangEngine:
     async def health(self) -> None:
         await self._server.health()
 
+    async def waiting(self) -> int | None:
+        """It says so where it was started with `--enable-metrics`."""
+        return await self._server.gauge("sglang:num_queue_reqs")
+
     async def weight_info(self) -> WeightInfo:
         return await self._server.weight_info()
 

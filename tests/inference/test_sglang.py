@@ -267,3 +267,17 @@ def test_calls_are_kept_over_a_load_only_by_servers_known_to_do_it_well(version:
 def test_it_can_be_trained_on() -> None:
     assert why_untrainable_engine(EngineKind.SGLANG) is None
     assert CAPABILITIES[EngineKind.SGLANG].publishes
+
+
+@pytest.mark.parametrize(
+    ("metrics", "waiting"),
+    [
+        (Answer(200, b'# TYPE sglang:num_queue_reqs gauge\nsglang:num_queue_reqs{model_name="policy"} 3.0\n'), 3),
+        (Answer(404, {"detail": "Not Found"}), None),
+    ],
+)
+async def test_it_says_how_many_wait_where_it_was_started_to(metrics: Answer, waiting: int | None) -> None:
+    async with serving(lambda _: metrics) as server:
+        engine = engine_at(server.url)
+        assert await engine.waiting() == waiting
+        await engine.close()
