@@ -23,7 +23,7 @@ import httpx
 
 from .answers import events
 from .engines import EngineAddress, WeightInfo
-from .errors import failure_from_status, failure_from_transport, malformed, quoted, unavailable
+from .errors import EngineFailure, failure_from_status, failure_from_transport, malformed, quoted, unavailable
 
 UNREPORTED: Final = "unreported"
 """Incarnation of a server that says nothing from which one could be told."""
@@ -184,6 +184,17 @@ class Connection:
         incarnation = f"start-{float(found[1]):.2f}" if found else UNREPORTED
         self._remember(incarnation)
         return incarnation
+
+    async def gauge(self, name: str) -> int | None:
+        """A number of `/metrics`, summed over its labels; None where there is none of that name."""
+        try:
+            response = await self.send("GET", "/metrics")
+        except EngineFailure as failure:
+            if failure.status == 404:
+                return None
+            raise
+        found = re.findall(rf"^{re.escape(name)}(?:\{{[^}}]*\}})? ([0-9.eE+]+)$", response.text, re.MULTILINE)
+        return round(sum(map(float, found))) if found else None
 
     def _remember(self, incarnation: str) -> None:
         if incarnation != self._incarnation:

@@ -126,6 +126,10 @@ class Engine(Protocol):
         """Returns where the server is up, raises where it is not. Never samples, so it costs nothing."""
         ...
 
+    async def waiting(self) -> int | None:
+        """Requests that wait in the server's own queue; None where it does not say."""
+        ...
+
     async def close(self) -> None: ...
 
 

@@ -85,6 +85,10 @@ class HostedEngine:
             if failure.status not in (404, 405):
                 raise
 
+    async def waiting(self) -> int | None:
+        """Such servers do not say."""
+        return None
+
     async def ask(self, request: AskRequest) -> Answer:
         problem = why_unsupported(request.sampling, capabilities(EngineKind.OPENAI, self._options))
         if problem is not None:

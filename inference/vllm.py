@@ -76,6 +76,9 @@ class VllmEngine:
         limit = (await self._server.model()).get("max_model_len")
         return limit if type(limit) is int and limit > 0 else None
 
+    async def waiting(self) -> int | None:
+        return await self._server.gauge("vllm:num_requests_waiting")
+
     async def close(self) -> None:
         await self._server.close()
 
