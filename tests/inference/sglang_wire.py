@@ -86,7 +86,7 @@ def generated(
     of the weights that sampled each, the last being what the server calls them now."""
     sent = seen.json
     about: dict[str, Any] = {
-        "id": sent["rid"],
+        "id": sent.get("rid", "4f1c0de2"),
         "finish_reason": finish,
         "prompt_tokens": len(sent["input_ids"]),
         "weight_version": labels[-1],
