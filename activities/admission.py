@@ -184,6 +184,8 @@ async def engine_outage(services: Services, run_id: str) -> str | None:
 
 async def _probe(services: Services, record: EngineRecord) -> str | None:
     secret = services.secret(record.api_key_env) if record.api_key_env else None
+    if record.api_key_env and not secret:
+        return f"{record.url}: its key is in {record.api_key_env}, which the workers' environment does not have"
     engine = services.connect(EngineAddress.of(record, secret))
     try:
         await engine.health()

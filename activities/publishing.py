@@ -17,7 +17,7 @@ from temporalio import activity
 from ..contracts.activities_training import PUBLISH, Publish, Published
 from ..contracts.records import EngineRecord
 from ..contracts.runfile import RunConfig
-from ..contracts.states import EngineState, PublicationState, RunState, is_live
+from ..contracts.states import EngineState, IllegalTransition, PublicationState, RunState, is_live
 from ..db.engines import engines_of, set_engine_state
 from ..db.events import add_event
 from ..db.publishing import (
@@ -47,6 +47,8 @@ _AGAIN_S: Final = 20.0
 """Before an engine that holds what it should not is given the same version again."""
 _LOAD_S: Final = 1800.0
 
+_OUT: Final = (EngineState.REMOVED, EngineState.DRAINED)
+"""Taken out by a person."""
 _GOOD: Final = (PublicationState.VERIFIED, PublicationState.UNVERIFIED)
 _SETTLED = {
     Verdict.VERIFIED: PublicationState.VERIFIED,
@@ -109,7 +111,7 @@ class PublishingActivities:
 
     async def _bring(self, run_id: str, target: Wanted) -> list[_Held]:
         """Ask every engine what it holds, and load those that hold something else, one at a time."""
-        records = [one for one in await engines_of(self._services.store, run_id) if one.state != EngineState.REMOVED]
+        records = [one for one in await engines_of(self._services.store, run_id) if one.state not in _OUT]
         config = (await self._services.run(run_id)).config
         return [await self._engine(run_id, config, record, target, len(records) > 1) for record in records]
 
@@ -141,6 +143,8 @@ class PublishingActivities:
         except EngineFailure as failure:
             await self._down(run_id, record, failure.message, target)
             return _Held(False, failure.message)
+        except IllegalTransition:
+            return _Held(False, f"{record.url} was taken out meanwhile")
         finally:
             await control.close()
 
@@ -199,8 +203,10 @@ class PublishingActivities:
         return _Held(True, None)
 
     async def _down(self, run_id: str, record: EngineRecord, reason: str, target: Wanted) -> None:
-        """An engine that was ready does not answer; one in quarantine stays there."""
+        """An engine that was ready does not answer; one in quarantine stays there, and so does one taken out."""
         store = self._services.store
+        if any(one.state in _OUT for one in await engines_of(store, run_id) if one.engine_id == record.engine_id):
+            return
         if record.state != EngineState.QUARANTINED:
             await set_engine_state(store, run_id, record.engine_id, EngineState.DOWN, reason)
         elif target.borrowed:

@@ -39,7 +39,7 @@ from ..db.runs import NewEnvironment, RunRow, get_run, set_run_state, set_waitin
 from ..environments.faults import EnvironmentProblem
 from ..environments.loaded import LoadedEnvironment
 from ..environments.splits import check_disjoint, require_size
-from ..inference.engines import why_unsupported, why_untrainable
+from ..inference.engines import why_not_sampled
 from ..inference.tokens import TokensError, load_renderer
 from .admission import PAGE, admit_some, engine_outage
 from .entry import entered
@@ -69,9 +69,12 @@ class RunActivities:
     async def register_run(self, request: RegisterRun) -> RunPlan:
         try:
             config = parse_run(request.document)
-            _refuse_unsupported(config)
+            problems = why_not_sampled(config)
+            if problems:
+                raise RunFileError(problems)
             chosen = [await self._environment(request.run_id, config, one) for one in config.environments]
-            await asyncio.to_thread(load_renderer, config.model)
+            if config.tokens:
+                await asyncio.to_thread(load_renderer, config.model)
             row = await register_run(self._services.store, request.run_id, config, chosen)
         except (RunFileError, EnvironmentProblem, TokensError, RunExists) as error:
             raise bad_run_file(str(error)) from error
@@ -215,17 +218,6 @@ class RunActivities:
     @entered
     async def cancel_groups(self, request: RunRef) -> int:
         return await cancel_open_groups(self._services, request.run_id)
-
-
-def _refuse_unsupported(config: RunConfig) -> None:
-    """Raise RunFileError for sampling that the token wire cannot do."""
-    refuse = why_untrainable if config.trains else why_unsupported
-    problems = [refuse(config.sampling)]
-    if config.eval.sampling is not None:
-        problems.append(why_unsupported(config.eval.sampling))
-    found = [problem for problem in problems if problem is not None]
-    if found:
-        raise RunFileError(found)
 
 
 async def cancel_open_groups(services: Services, run_id: str) -> int:

@@ -7,54 +7,41 @@ completion may be long, its tokens are kept while it grows, and a retry after th
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import ParamSpec, TypeAlias, TypeVar
+from dataclasses import replace
+from typing import TypeAlias
 
 from temporalio import activity
 
 from ..contracts.activities import SAMPLE_TURN, SampleTurn, TurnResult
 from ..contracts.flow import Spent, completion_budget
 from ..contracts.ids import EpisodeKey
-from ..contracts.messages import Message, ToolSpec, preview, tool_result
 from ..contracts.reasons import FailureKind, FinishReason
-from ..contracts.records import STEP_INDEX, EpisodeFacts, PartialTurn, Sampled, TurnRecord, VersionSpan
+from ..contracts.records import EpisodeFacts, PartialTurn, Sampled, TurnRecord, VersionSpan
 from ..contracts.states import EpisodeState
 from ..db.engines import put_version
 from ..db.episodes import save_turn
-from ..db.errors import StoreUnreachable, WrongWeights
+from ..db.errors import WrongWeights
 from ..db.partial import load_partial, prompt_digest, save_partial
 from ..environments.loaded import LoadedEnvironment
 from ..inference.control import UNVERSIONED
-from ..inference.engines import Completion, Engine, SampleRequest
+from ..inference.engines import Completion, SampleRequest, TokenEngine
 from ..inference.errors import EngineFailure, EngineFailureKind
 from ..inference.tokens import TokenRenderer
+from .asking import ask_turn, known_prompt
 from .entry import entered
 from .failures import engine_failure, final, refuse_ended_run, waited_out
 from .keeping import STREAMED_ABOVE, continued, ended, keeping
+from .patience import patiently
+from .prompts import Prompt, build_prompt, spoken
 from .restoring import set_aside
 from .services import Services
 
-_STORE_AGAIN_S = 0.5
 _NAMED_WITHIN = 8
 _NAMED_AGAIN_S = 0.25
 """Weights that are being loaded have no name for a moment, which is waited out before they count as foreign."""
 
 Drawn: TypeAlias = tuple[Sampled, FinishReason, bool]
 """What was sampled, why it ended, and whether parts of it were kept."""
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """What a turn sends: the whole segment so far, and which part of it is new."""
-
-    ids: list[int]
-    delta: list[int]
-    segment: int
-    opens: bool
 
 
 class ModelActivities:
@@ -75,6 +62,11 @@ class ModelActivities:
         if request.turn < len(facts.turns):
             return _result(facts.turns[request.turn], environment, prompt_tokens=0)
         _refuse_ended(facts)
+        if not (await services.run(key.run_id)).config.tokens:
+            answered = await ask_turn(services, facts, environment, request.turn)
+            if answered is None:
+                return TurnResult(overflow=True, prompt_tokens=known_prompt(facts))
+            return _result(answered, environment, answered.told_prompt or 0)
         renderer = await services.renderer(key.run_id)
         prompt = build_prompt(facts, renderer, environment.spec.tool_specs())
         budget = await self._budget(facts, renderer, environment, len(prompt.ids))
@@ -92,7 +84,7 @@ class ModelActivities:
         """Tokens this completion may have."""
         run = await self._services.run(facts.key.run_id)
         limits = environment.spec.limits.tightened(run.config.environment(facts.environment).limits)
-        spent = Spent(turns=len(facts.turns), tokens=sum(len(turn.sampled) for turn in facts.turns))
+        spent = Spent(turns=len(facts.turns), tokens=sum(turn.tokens for turn in facts.turns))
         context = run.config.model.context or renderer.context_limit or 2**31
         return completion_budget(limits, spent, run.config.sampling_for(facts.evaluation).max_tokens, prompt, context)
 
@@ -193,7 +185,7 @@ class ModelActivities:
                 completion = await engine.sample(fitted, keeper)
             return await grown(completion), completion.finish, partial is not None or keeper.used
 
-    async def _fitted(self, run_id: str, engine: Engine, request: SampleRequest) -> SampleRequest | None:
+    async def _fitted(self, run_id: str, engine: TokenEngine, request: SampleRequest) -> SampleRequest | None:
         """The request as this engine may be sent it (`_within`), once it holds weights that the run samples from.
 
         Raises EngineFailure.
@@ -218,7 +210,7 @@ class ModelActivities:
         """The engine's labels as policy versions of the run. The first label ever seen is version 0."""
         spans = []
         for span in completion.spans:
-            version = await _patiently(self._version, run_id, span.label)
+            version = await patiently(self._version, run_id, span.label)
             if version is None:
                 await set_aside(self._services, run_id, engine_id, span.label)
                 raise EngineFailure(
@@ -242,12 +234,12 @@ class ModelActivities:
             return stored
 
         try:
-            return await _patiently(save)
+            return await patiently(save)
         except WrongWeights as problem:
             raise waited_out("WrongWeights", str(problem)) from problem
 
 
-async def _within(engine: Engine, request: SampleRequest) -> SampleRequest | None:
+async def _within(engine: TokenEngine, request: SampleRequest) -> SampleRequest | None:
     """The request with no more tokens than this engine has room for, which may have been started with a smaller context
     than its model's; None where the prompt alone fills that. Raises EngineFailure."""
     limit = await engine.context_limit()
@@ -255,57 +247,6 @@ async def _within(engine: Engine, request: SampleRequest) -> SampleRequest | Non
     if room <= 0:
         return None
     return request if room >= request.max_tokens else replace(request, max_tokens=room)
-
-
-async def _patiently(work: Callable[P, Awaitable[T]], *args: P.args, **named: P.kwargs) -> T:
-    """What `work` gives once the store is there: it is asked for tokens that are paid for."""
-    while True:
-        try:
-            return await work(*args, **named)
-        except StoreUnreachable:
-            activity.logger.warning("the store is away; sampled tokens wait for it")
-            await asyncio.sleep(_STORE_AGAIN_S)
-
-
-def build_prompt(facts: EpisodeFacts, renderer: TokenRenderer, tools: Sequence[ToolSpec]) -> Prompt:
-    """The next prompt: the segment's exact ids and what answers add, or a new segment where that cannot be."""
-    if not facts.turns:
-        ids = renderer.open(facts.prompt, tools)
-        return Prompt(ids, ids, segment=0, opens=True)
-    last = facts.turns[-1]
-    previous = _segment_prompt(facts.turns)
-    delta = renderer.extend(previous, last.sampled, answers(facts, last.turn), tools)
-    if delta is not None:
-        return Prompt(previous + last.sampled + delta, delta, last.segment, opens=False)
-    conversation = list(facts.prompt)
-    for turn in facts.turns:
-        conversation += [turn.message, *answers(facts, turn.turn)]
-    ids = renderer.open(conversation, tools)
-    return Prompt(ids, ids, last.segment + 1, opens=True)
-
-
-def _segment_prompt(turns: Sequence[TurnRecord]) -> list[int]:
-    """The prompt that the last turn was sampled from: its segment up to its own sampled ids."""
-    last = turns[-1]
-    ids: list[int] = []
-    for turn in turns:
-        if turn.segment == last.segment:
-            ids += turn.prompt_delta
-            if turn is not last:
-                ids += turn.sampled
-    return ids
-
-
-def answers(facts: EpisodeFacts, turn: int) -> list[Message]:
-    """What tools and `step` answered to a turn, in order."""
-    messages: list[Message] = []
-    calls = sorted((call for call in facts.calls if call.turn == turn), key=lambda call: call.index)
-    for record in calls:
-        if record.index != STEP_INDEX and record.call is not None:
-            messages.append(tool_result(record.content, record.call))
-    for record in calls:
-        messages.extend(record.replies)
-    return messages
 
 
 def _refuse_unpinned(facts: EpisodeFacts, sampled: Sampled) -> None:
@@ -327,17 +268,8 @@ def _result(record: TurnRecord, environment: LoadedEnvironment, prompt_tokens: i
     return TurnResult(
         finish=record.finish,
         prompt_tokens=prompt_tokens,
-        sampled_tokens=len(record.sampled),
+        sampled_tokens=record.tokens,
         policy_version=record.policy_version,
         calls=environment.plan_calls(record.message),
         said=spoken(record.message),
     )
-
-
-def spoken(message: Message) -> str:
-    """A message as one line: its text, then its calls."""
-    calls = [
-        f"{call.name or '?'}({', '.join(f'{k}={v!r}' for k, v in call.arguments.items())})"
-        for call in message.tool_calls
-    ]
-    return preview(" ".join([message.text, *calls]).strip() or "(nothing)")

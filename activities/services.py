@@ -27,12 +27,12 @@ from ..db.store import Store
 from ..environments.loaded import LoadedEnvironment
 from ..environments.pool import ProcessPool
 from ..environments.registry import load
+from ..inference.connect import connect_control, connect_engine
 from ..inference.control import EngineControl
-from ..inference.engines import Engine, EngineAddress
+from ..inference.engines import EngineAddress, MessageEngine, TokenEngine
 from ..inference.judge import HttpJudge
 from ..inference.pool import EnginePool
 from ..inference.tokens import TokenRenderer, load_renderer
-from ..inference.vllm import connect_engine
 from .failures import final
 from .inline import InlineCode
 from .memory import EpisodeMemory
@@ -48,7 +48,7 @@ _ENGINES_READ_EVERY_S = 5.0
 class Connect(Protocol):
     """Makes a client for an engine; replaced where an engine lives in the same process (benchmarks)."""
 
-    def __call__(self, address: EngineAddress, *, vocabulary: int | None = None) -> Engine: ...
+    def __call__(self, address: EngineAddress, *, vocabulary: int | None = None) -> TokenEngine | MessageEngine: ...
 
 
 @dataclass
@@ -62,7 +62,8 @@ class RunServices:
     renderer: TokenRenderer | None = None
     labels: dict[str, int] = field(default_factory=dict)
     """Weights as engines call them → policy version."""
-    pool: EnginePool | None = None
+    pool: EnginePool[Any] | None = None
+    """Of token engines or of message engines, as the run file says."""
     engines_read: float = 0.0
     """Monotonic time at which the pool was last told what the rows say."""
 
@@ -84,7 +85,7 @@ class Services:
         processes: ProcessPool | None = None,
         base: Path | None = None,
         connect: Connect = connect_engine,
-        control: Callable[[EngineAddress], EngineControl] = EngineControl,
+        control: Callable[[EngineAddress], EngineControl] = connect_control,
         home: Path = Path(".atropos"),
         trainer_threads: int = 1,
         trainer_device: str = "auto",
@@ -150,7 +151,15 @@ class Services:
             run.renderer = await asyncio.to_thread(load_renderer, run.config.model)
         return run.renderer
 
-    async def engines(self, run_id: str) -> EnginePool:
+    async def engines(self, run_id: str) -> EnginePool[TokenEngine]:
+        """The pool of a run whose engines take tokens."""
+        return await self._pool(run_id, (await self.renderer(run_id)).vocabulary)
+
+    async def message_engines(self, run_id: str) -> EnginePool[MessageEngine]:
+        """The pool of a run whose engines take messages."""
+        return await self._pool(run_id, None)
+
+    async def _pool(self, run_id: str, vocabulary: int | None) -> EnginePool[Any]:
         """The run's engine pool, told every few seconds what the store says about its engines."""
         services = await self.run(run_id)
         now = time.monotonic()
@@ -159,8 +168,7 @@ class Services:
         services.engines_read = now
         records = [_worth_asking(record) for record in await engines_of(self.store, run_id)]
         if services.pool is None:
-            vocabulary = (await self.renderer(run_id)).vocabulary
-            services.pool = services.pool or EnginePool(
+            services.pool = EnginePool(
                 records, self.secret, connect=lambda address: self.connect(address, vocabulary=vocabulary)
             )
         else:

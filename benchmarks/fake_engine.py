@@ -53,5 +53,8 @@ class FakeEngine:
     async def context_limit(self) -> int | None:
         return None
 
+    async def waiting(self) -> int | None:
+        return None
+
     async def close(self) -> None:
         return None

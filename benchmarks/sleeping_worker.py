@@ -7,7 +7,7 @@ import sys
 
 from atropos.cli.worker import Replaced, serve
 from atropos.contracts.queues import WorkerRole
-from atropos.inference.engines import Completion, Engine, EngineAddress, Progress, SampleRequest
+from atropos.inference.engines import Completion, EngineAddress, Progress, SampleRequest, TokenEngine
 from atropos.inference.vllm import VllmEngine
 from atropos.settings import load_settings
 
@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--model-s", type=float, required=True)
     given = parser.parse_args()
 
-    def connect(address: EngineAddress, *, vocabulary: int | None = None) -> Engine:
+    def connect(address: EngineAddress, *, vocabulary: int | None = None) -> TokenEngine:
         return SleepingEngine(address, vocabulary, given.model_s)
 
     roles = [WorkerRole(name) for name in given.roles.split(",")]

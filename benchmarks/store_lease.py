@@ -2,7 +2,7 @@
 
 Both runs are in one database and are measured in turn, lease by lease, so that whatever else the machine does meets
 both alike. Each lease is committed, so the next one finds other groups; where nothing waits, the next 64 are sealed
-before it.
+before it. A group is as young as the step that will take it, so that none is ever too stale.
 """
 
 import statistics
@@ -27,11 +27,11 @@ _SEALED: Final = (
     FROM generate_series(%(first)s, %(last)s) g""",
     """INSERT INTO groups (run_id, group_no, kind, environment, task_key, draw, size, state, valid, mean_reward,
       sampled_tokens, oldest_version, started_at, closed_at)
-    SELECT %(run)s, g, 'train', %(label)s, 'waiting-' || g, g, %(members)s, 'sealed', %(members)s, 0.5, 128, 0, now(),
-      now() FROM generate_series(%(first)s, %(last)s) g""",
+    SELECT %(run)s, g, 'train', %(label)s, 'waiting-' || g, g, %(members)s, 'sealed', %(members)s, 0.5, 128,
+      (g - %(base)s) / %(batch)s, now(), now() FROM generate_series(%(first)s, %(last)s) g""",
     """INSERT INTO episodes (run_id, group_no, member, attempt, environment_version, prompt, start_state, state, stop,
       reward, turns, sampled_tokens, policy_version, ended_at)
-    SELECT %(run)s, g, m, 0, 'v1', '[]', '{}', 'done', 'answered', m::float8, 1, 64, 0, now()
+    SELECT %(run)s, g, m, 0, 'v1', '[]', '{}', 'done', 'answered', m::float8, 1, 64, (g - %(base)s) / %(batch)s, now()
     FROM generate_series(%(first)s, %(last)s) g, generate_series(0, %(members)s - 1) m""",
 )
 _FIRST: Final = 10_000_000
@@ -48,7 +48,8 @@ class _Run:
     def seal(self, groups: int) -> None:
         """More groups that wait for a trainer."""
         first = _FIRST + self.sealed
-        values = {"run": self.run_id, "label": LABEL, "members": _MEMBERS, "first": first, "last": first + groups - 1}
+        values = {"run": self.run_id, "label": LABEL, "members": _MEMBERS, "base": _FIRST, "batch": BATCH}
+        values |= {"first": first, "last": first + groups - 1}
         with psycopg.connect(self.database) as connection:
             for statement in _SEALED:
                 connection.execute(statement.encode(), values)

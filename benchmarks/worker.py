@@ -13,7 +13,7 @@ from pathlib import Path
 from atropos.cli.temporal import connect
 from atropos.cli.worker import Replaced, serve
 from atropos.contracts.queues import WorkerRole
-from atropos.inference.engines import Engine, EngineAddress
+from atropos.inference.engines import EngineAddress, TokenEngine
 from atropos.settings import load_settings
 from atropos.workflows.plugin import WORKFLOWS
 from temporalio.worker import Worker
@@ -69,7 +69,7 @@ def main() -> None:
     def tokenizer() -> PreTrainedTokenizerFast:
         return PreTrainedTokenizerFast.from_pretrained(given.model)
 
-    def connect_fake(address: EngineAddress, *, vocabulary: int | None = None) -> Engine:
+    def connect_fake(address: EngineAddress, *, vocabulary: int | None = None) -> TokenEngine:
         return FakeEngine(address, tokenizer(), given.model_s)
 
     replaced = Replaced(connect_engine=connect_fake, workflows=workflows)

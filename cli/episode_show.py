@@ -77,7 +77,7 @@ def _outcome(console: Console, outcome: ToolOutcome) -> None:
 
 def _ending(console: Console, shown: Shown) -> None:
     facts = shown.facts
-    sampled = sum(len(turn.sampled) for turn in facts.turns)
+    sampled = sum(turn.tokens for turn in facts.turns)
     if facts.stop is None:
         console.print(Text(f"It is running: {len(facts.turns)} turns, {sampled} sampled tokens so far."))
     else:
@@ -163,7 +163,7 @@ def facts_of(shown: Shown, *, tokens: bool = False) -> dict[str, Any]:
                 "reward": turn.reward,
                 "info": turn.info,
                 "finish": record.finish,
-                "sampled_tokens": len(record.sampled),
+                "sampled_tokens": record.tokens,
                 "mean_logprob": mean_logprob(record),
                 "spans": [list(astuple(span)) for span in record.spans],
                 "temperature": record.temperature,

@@ -24,6 +24,7 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "status": ("cli.dev:status", "Show each part of the stack, its address and health; ends with 1 where none runs."),
     "env": ("cli.env:app", "Try and check environments in the terminal."),
     "run": ("cli.run:app", "Check, start, watch and steer runs."),
+    "engine": ("cli.engine:app", "List, ask, add and take out the engines of a run."),
     "episode": ("cli.episode:app", "Read episodes: the conversation, its tokens and its reward."),
     "dashboard": ("cli.dashboard:command", "Serve runs, groups and episodes to a browser."),
     "view": ("cli.view:command", "Write a run or an episode as HTML pages that need no server."),

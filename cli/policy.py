@@ -110,7 +110,7 @@ def make(
 def untie(folder: Annotated[Path, typer.Argument(help="Folder of a model with tied embeddings.")]) -> None:
     """Write the head of a tied model into its folder, so that vLLM can serve it untied and take in new weights.
 
-    The policy stays tied. vLLM on a CPU reloads tied embeddings wrongly; served untied it does not.
+    The policy stays tied. For a vLLM on a CPU that is quarantined because it goes on with the head it began with.
     """
     from ..trainer.heads import write_head
     from ..trainer.problem import TrainerProblem

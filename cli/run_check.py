@@ -19,13 +19,15 @@ from rich.text import Text
 
 from ..contracts.admission import task_index
 from ..contracts.context import Context
-from ..contracts.runfile import EnvironmentConfig, RunConfig
+from ..contracts.messages import Message
+from ..contracts.runfile import EnvironmentConfig, RunConfig, RunFileError
 from ..contracts.tasks import Task
 from ..contracts.text import one_line, printable
 from ..environments.faults import EnvironmentFault
 from ..environments.loaded import LoadedEnvironment
 from ..environments.registry import load
 from ..environments.splits import check_disjoint, require_size
+from ..inference.engines import why_not_sampled
 from ..inference.tiny_policy import demonstration
 from ..inference.tokens import TokenRenderer, TokensError, load_renderer
 
@@ -39,21 +41,28 @@ _TRAINS: Final = ("bold green", "bold green underline")
 
 @dataclass(frozen=True)
 class ShownPrompt:
-    """The beginning of one episode as tokens; `mask` 1 where the model speaks, which is what trains."""
+    """The beginning of one episode as tokens; `mask` 1 where the model speaks, which is what trains.
+
+    For engines that take messages there are no tokens, only `said`.
+    """
 
     task: Task[Any]
     ids: list[int]
     mask: list[int]
     demonstrated: bool
     """The environment's own demonstration follows the prompt."""
+    said: tuple[Message, ...] = ()
 
 
 async def check_run(config: RunConfig, base: Path) -> dict[str, list[ShownPrompt]]:
     """Check everything; returns the first prompts by environment label.
 
-    Raises EnvironmentProblem, TokensError: one sentence each.
+    Raises RunFileError, EnvironmentProblem, TokensError: one sentence each.
     """
-    renderer = await asyncio.to_thread(load_renderer, config.model)
+    problems = why_not_sampled(config)
+    if problems:
+        raise RunFileError(problems)
+    renderer = await asyncio.to_thread(load_renderer, config.model) if config.tokens else None
     shown = {}
     for chosen in config.environments:
         environment = await _checked(config, chosen, base)
@@ -76,7 +85,7 @@ async def _checked(config: RunConfig, chosen: EnvironmentConfig, base: Path) -> 
 
 
 async def _prompts(
-    config: RunConfig, environment: LoadedEnvironment, renderer: TokenRenderer
+    config: RunConfig, environment: LoadedEnvironment, renderer: TokenRenderer | None
 ) -> AsyncIterator[ShownPrompt]:
     size = await environment.size("train")
     for draw in range(min(SHOWN_TASKS, size or SHOWN_TASKS)):
@@ -85,12 +94,12 @@ async def _prompts(
         prompt, state = await environment.start(task, context)
         tools = environment.spec.tool_specs()
         try:
-            ids = renderer.open(prompt, tools)
+            ids = [] if renderer is None else renderer.open(prompt, tools)
         finally:
             if environment.spec.has_cleanup:
                 await environment.cleanup(task, state, context)
-        shown = ShownPrompt(task, ids, [0] * len(ids), demonstrated=False)
-        if environment.spec.has_demonstrations:
+        shown = ShownPrompt(task, ids, [0] * len(ids), demonstrated=False, said=tuple(prompt))
+        if renderer is not None and environment.spec.has_demonstrations:
             # A run needs no demonstrations: one that cannot be shown is no reason to refuse it.
             with contextlib.suppress(EnvironmentFault, TokensError):
                 answers = environment.demonstrate(task, random.Random(f"{config.seed}/{draw}"))
@@ -103,24 +112,32 @@ def show_check(config: RunConfig, shown: dict[str, list[ShownPrompt]], console: 
     """The run as it will be, and its first prompts with what trains in colour."""
     text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
     console.print(Text(printable(text).rstrip()), soft_wrap=True)
-    renderer = load_renderer(config.model)
+    renderer = load_renderer(config.model) if config.tokens else None
     for label, prompts in shown.items():
         for number, prompt in enumerate(prompts):
             console.print()
             title = f"{label}, task {number + 1} of {len(prompts)} ({prompt.task.key[:12]}): {_counts(prompt)}"
             console.print(Text(title, style="bold"), soft_wrap=True)
-            console.print(_tokens(prompt, renderer), soft_wrap=True)
+            console.print(_messages(prompt) if renderer is None else _tokens(prompt, renderer), soft_wrap=True)
     console.print()
-    console.print(Text.assemble("Colours: ", ("prompt and answers", "dim"), ", ", ("trains", _TRAINS[0])))
+    if renderer is not None:
+        console.print(Text.assemble("Colours: ", ("prompt and answers", "dim"), ", ", ("trains", _TRAINS[0])))
     for sentence in _summary(config):
         console.print(Text(sentence), soft_wrap=True)
 
 
 def _counts(prompt: ShownPrompt) -> str:
     trains = sum(prompt.mask)
+    if not prompt.ids:
+        return f"{len(prompt.said)} messages; what the model says after them is kept, and trains nothing"
     if prompt.demonstrated:
         return f"{len(prompt.ids)} tokens of a demonstrated episode, {trains} of them train"
     return f"{len(prompt.ids)} tokens of prompt; what the model says after them trains"
+
+
+def _messages(prompt: ShownPrompt) -> Text:
+    lines = [f"{message.role}: {one_line(message.text)}\n" for message in prompt.said]
+    return Text("".join(lines), style=_PROMPT[0]).append("▸ the model speaks", style=_TRAINS[0])
 
 
 def _tokens(prompt: ShownPrompt, renderer: TokenRenderer) -> Text:

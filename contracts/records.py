@@ -8,8 +8,10 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from .engines import HostedOptions
 from .ids import EpisodeKey
 from .messages import Message, ToolCall
+from .numbers import LARGEST
 from .reasons import FailureKind, FinishReason, StopReason
 from .states import EpisodeState, RunState
 
@@ -53,6 +55,8 @@ def check_sampled(what: str, sampled: list[int], logprobs: list[float], spans: t
         raise BadRecord(f"{what}: {len(sampled)} sampled ids and {len(logprobs)} logprobs; they must be equally many")
     if not all(map(math.isfinite, logprobs)):
         raise BadRecord(f"{what}: a logprob is not finite")
+    if logprobs and max(-min(logprobs), max(logprobs)) > LARGEST:
+        raise BadRecord(f"{what}: a logprob is beyond {LARGEST:g} and no float32")
     position = 0
     for span in spans:
         if span.start != position or span.end <= span.start:
@@ -87,6 +91,9 @@ class TurnRecord:
     request_id: str
     agent: str | None = None
     provisional: bool = False
+    told_prompt: int | None = None
+    told_sampled: int | None = None
+    """Tokens of an answer that came without ids, as the provider counts them; None where it does not, or gave ids."""
 
     def __post_init__(self) -> None:
         if not len(self.sampled) == len(self.logprobs) == len(self.mask):
@@ -95,6 +102,11 @@ class TurnRecord:
                 f"{len(self.mask)} mask entries; they must be equally many"
             )
         check_sampled(f"turn {self.turn}", self.sampled, self.logprobs, self.spans)
+
+    @property
+    def tokens(self) -> int:
+        """Sampled tokens, as far as anybody knows."""
+        return len(self.sampled) or self.told_sampled or 0
 
     @property
     def policy_version(self) -> int | None:
@@ -208,6 +220,8 @@ class EngineRecord:
     reason: str | None
     weight_label: str | None
     incarnation: str | None
+    hosted: HostedOptions | None = None
+    """How it is spoken to, where it takes messages."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,14 @@ the nearest known name. Nothing is written and nothing started before that. Secr
 import difflib
 import re
 from collections.abc import Iterator, Mapping
-from enum import StrEnum
 from typing import Annotated, Any, Literal, Self, get_args, get_origin
 
 from pydantic import BaseModel, Field, StringConstraints, ValidationError, model_validator
 
 from .base import MOST, Strict
+from .engines import CAPABILITIES, URL, EngineConfig, HttpUrl, why_untrainable_engine
 from .limits import Limits
+from .numbers import LARGEST
 from .sampling import Sampling
 from .text import shortened
 from .training import BatchConfig, PublishConfig, StalenessConfig, TrainerConfig, TrainerKind, WandbConfig
@@ -22,13 +23,11 @@ from .training import BatchConfig, PublishConfig, StalenessConfig, TrainerConfig
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 _RUN_ID = re.compile(r"(?:run/)?[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """Without `run/`: what Temporal calls a workflow for which nobody names an id."""
-_URL = r"^https?://[^\s/]+(/\S*)?$"
 _PATTERNS = {
     _NAME: "a name is up to 63 letters, digits, '.', '_' and '-', and starts with a letter or digit",
-    _URL: "an address looks like http://host:port/v1",
+    URL: "an address looks like http://host:port/v1",
 }
 Name = Annotated[str, StringConstraints(pattern=_NAME)]
-HttpUrl = Annotated[str, StringConstraints(pattern=_URL)]
 
 
 class ModelConfig(Strict):
@@ -46,26 +45,6 @@ class ModelConfig(Strict):
     """Folder of a checkpoint to begin with instead of `path`'s weights; `atropos run fork` fills it in."""
 
 
-class EngineKind(StrEnum):
-    VLLM = "vllm"
-    """A vLLM server."""
-    DEV = "dev"
-    """The engine that comes with Atropos."""
-
-
-class EngineConfig(Strict):
-    """An inference server."""
-
-    kind: EngineKind = EngineKind.VLLM
-    """What speaks there."""
-    url: HttpUrl
-    """Where it listens, as workers reach it."""
-    api_key_env: str | None = None
-    """Variable of the workers' environment that holds its key."""
-    concurrency: int = Field(default=64, ge=1, le=4096)
-    """Requests in flight at once."""
-
-
 class EnvironmentConfig(Strict):
     """An environment of the mixture."""
 
@@ -73,7 +52,7 @@ class EnvironmentConfig(Strict):
     """Entry point name, `module:Class`, or `path/to/file.py[:Class]`."""
     name: Name | None = None
     """What rows and pages call it; default: derived from `id`."""
-    weight: float = Field(default=1.0, gt=0)
+    weight: float = Field(default=1.0, gt=0, le=LARGEST)
     """Share of the groups that count."""
     group_size: int = Field(default=8, ge=1, le=1024)
     """Episodes of one task; at least 2 to train on, since advantages compare them."""
@@ -195,8 +174,14 @@ class RunConfig(Strict):
             raise ValueError("budget: set groups, sampled_tokens or hours, so that a run without trainer ends")
         if self.trainer.kind is not TrainerKind.BUILTIN and self.eval.every is not None:
             raise ValueError("eval.every: only the built-in trainer's steps are followed; use at_start and at_end")
+        if len({CAPABILITIES[engine.kind].tokens for engine in self.engines}) > 1:
+            raise ValueError("engines: some take tokens and some take messages; an episode needs engines of one sort")
         if not self.trains:
             return self
+        for engine in self.engines:
+            problem = why_untrainable_engine(engine.kind)
+            if problem is not None:
+                raise ValueError(problem)
         for environment in self.environments:
             if environment.group_size < 2:
                 raise ValueError(f"environments: {environment.label!r} needs a group_size of at least 2 to train on")
@@ -206,6 +191,11 @@ class RunConfig(Strict):
     def trains(self) -> bool:
         """Whether groups become weights, here or elsewhere."""
         return self.trainer.kind is not TrainerKind.NONE
+
+    @property
+    def tokens(self) -> bool:
+        """Whether its engines take and return tokens; otherwise messages."""
+        return self.engines[0].capabilities.tokens
 
     def environment(self, id_or_label: str) -> EnvironmentConfig:
         """The environment called so. Raises ValueError naming the nearest one."""

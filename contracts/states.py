@@ -62,6 +62,9 @@ class EngineState(StrEnum):
     DOWN = "down"
     """Does not answer: asked again until it does."""
     DRAINING = "draining"
+    """New weights are being loaded into it; what is in flight goes on."""
+    DRAINED = "drained"
+    """A person took it out: what is in flight ends, and it gets nothing until they put it back."""
     QUARANTINED = "quarantined"
     """Answers, but not what it should (wrong weights, wrong version); needs a person or a verified reload."""
     REMOVED = "removed"
@@ -128,14 +131,17 @@ TRANSITIONS: Final[Mapping[type[StrEnum], Mapping[StrEnum, frozenset[StrEnum]]]]
     },
     EngineState: {
         EngineState.READY: frozenset(
-            {EngineState.DOWN, EngineState.DRAINING, EngineState.QUARANTINED, EngineState.REMOVED}
+            {EngineState.DOWN, EngineState.DRAINING, EngineState.DRAINED, EngineState.QUARANTINED, EngineState.REMOVED}
         ),
-        EngineState.DOWN: frozenset({EngineState.READY, EngineState.QUARANTINED, EngineState.REMOVED}),
+        EngineState.DOWN: frozenset(
+            {EngineState.READY, EngineState.DRAINED, EngineState.QUARANTINED, EngineState.REMOVED}
+        ),
         EngineState.DRAINING: frozenset(
-            {EngineState.READY, EngineState.DOWN, EngineState.QUARANTINED, EngineState.REMOVED}
+            {EngineState.READY, EngineState.DOWN, EngineState.DRAINED, EngineState.QUARANTINED, EngineState.REMOVED}
         ),
-        EngineState.QUARANTINED: frozenset({EngineState.READY, EngineState.REMOVED}),
-        EngineState.REMOVED: frozenset(),
+        EngineState.DRAINED: frozenset({EngineState.DOWN, EngineState.REMOVED}),
+        EngineState.QUARANTINED: frozenset({EngineState.READY, EngineState.DRAINED, EngineState.REMOVED}),
+        EngineState.REMOVED: frozenset({EngineState.DOWN}),
     },
     EvaluationState: {
         EvaluationState.RUNNING: frozenset(

@@ -84,7 +84,7 @@ def conversation_of(shown: Shown, decode: Decode) -> Conversation:
         turns=tuple(turns),
         left_out=max(0, len(facts.turns) - MOST_TURNS),
         versions=tuple((version, _colour(version)) for version in versions),
-        sampled=sum(len(record.sampled) for record in facts.turns),
+        sampled=sum(record.tokens for record in facts.turns),
     )
 
 

@@ -95,7 +95,7 @@ WITH spent AS (
     min(policy_version) AS version
   FROM (
     SELECT DISTINCT ON (t.group_no, t.member, t.attempt, t.turn) t.group_no, t.member, t.attempt, t.turn,
-      octet_length(t.sampled) / 4 AS tokens, t.policy_version
+      coalesce(t.told_sampled, octet_length(t.sampled) / 4) AS tokens, t.policy_version
     FROM turns t WHERE t.run_id = %(run)s {TURN_ORDER}
   ) AS each GROUP BY group_no, member, attempt
 )

@@ -13,9 +13,9 @@ from sqlalchemy import func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from ..contracts.engines import EngineConfig, HostedOptions
 from ..contracts.records import EngineRecord
-from ..contracts.runfile import EngineConfig
-from ..contracts.states import LIVE_RUNS, EngineState, IllegalTransition, sources
+from ..contracts.states import LIVE_RUNS, TRANSITIONS, EngineState, IllegalTransition, sources
 from .encoding import clean, clean_or_none
 from .errors import Unknown
 from .models import Engine, PolicyVersion, Run
@@ -35,20 +35,34 @@ async def put_engines(store: Store, run_id: str, engines: tuple[EngineConfig, ..
         await insert_engines(connection, run_id, engines)
 
 
-async def insert_engines(connection: AsyncConnection, run_id: str, engines: tuple[EngineConfig, ...]) -> None:
-    """The same, in the caller's transaction."""
+async def insert_engines(
+    connection: AsyncConnection,
+    run_id: str,
+    engines: tuple[EngineConfig, ...],
+    state: EngineState = EngineState.READY,
+    reason: str | None = None,
+) -> None:
+    """The same, in the caller's transaction. New ones begin in `state`, and so do those that a person had taken out."""
     for engine in sorted(engines, key=lambda one: one.url):
         described: dict[str, Any] = {
             "kind": engine.kind,
             "url": engine.url,
             "concurrency": engine.concurrency,
             "api_key_env": engine.api_key_env,
+            "hosted": None if engine.hosted is None else engine.hosted.model_dump(mode="json"),
         }
         await connection.execute(
             upsert(Engine)
-            .values(run_id=run_id, engine_id=engine_id(engine.url), **described)
+            .values(run_id=run_id, engine_id=engine_id(engine.url), state=state, reason=reason, **described)
             .on_conflict_do_update(index_elements=["run_id", "engine_id"], set_=described)
         )
+        if state in TRANSITIONS[EngineState][EngineState.DRAINED]:
+            out = (EngineState.DRAINED, EngineState.REMOVED)
+            await connection.execute(
+                update(Engine)
+                .where(Engine.run_id == run_id, Engine.engine_id == engine_id(engine.url), Engine.state.in_(out))
+                .values(state=state, reason=reason, changed_at=func.now())
+            )
 
 
 async def engines_of(store: Store, run_id: str) -> list[EngineRecord]:
@@ -68,6 +82,7 @@ async def engines_of(store: Store, run_id: str) -> list[EngineRecord]:
                 reason=row.reason,
                 weight_label=row.weight_label,
                 incarnation=row.incarnation,
+                hosted=None if row.hosted is None else HostedOptions.model_validate(row.hosted),
             )
             for row in rows
         ]

@@ -15,14 +15,14 @@ from ..contracts.ids import EpisodeKey
 from ..contracts.reasons import FailureKind, StopReason
 from ..contracts.records import STEP_INDEX, CallRecord, EpisodeFacts, EpisodeStart
 from ..contracts.states import EpisodeState, RunState
-from .calls import PUT_BLOB, SELECT_CALLS, SELECT_CALLS_FROM, call_of, save_calls
+from .calls import SELECT_CALLS, SELECT_CALLS_FROM, call_of, save_calls
 from .encoding import decode, decode_messages, decode_state, encode, encode_state, plain_message
 from .endings import finish_episode
 from .errors import Refused
 from .late import params
 from .scores import episode_scores, save_scores
 from .store import Direct, Store
-from .turns import SELECT_TURNS, SELECT_TURNS_FROM, save_turn, turn_of, unknown_episode
+from .turns import PUT_BLOB, SELECT_TURNS, SELECT_TURNS_FROM, save_turn, turn_of, unknown_episode
 
 __all__ = [
     "episode_result",
@@ -177,7 +177,7 @@ def episode_result(facts: EpisodeFacts) -> EpisodeResult:
         failure=facts.failure,
         reward=facts.reward,
         turns=len(facts.turns),
-        sampled_tokens=sum(len(turn.sampled) for turn in facts.turns),
+        sampled_tokens=sum(turn.tokens for turn in facts.turns),
         policy_version=min(versions, default=None),
     )
 
@@ -201,7 +201,7 @@ def episode_view(facts: EpisodeFacts, scores: Iterable[Score] = ()) -> Episode:
                 reward=step.reward if step else None,
                 info=step.info if step else {},
                 finish=record.finish,
-                sampled_tokens=len(record.sampled),
+                sampled_tokens=record.tokens,
                 policy_version=record.policy_version,
                 agent=record.agent,
             )

@@ -289,7 +289,7 @@ async def _end_running(connection: AsyncConnection, row: Any, failure: FailureKi
         .scalar_subquery()
         for counted in (
             func.count(),
-            func.coalesce(func.sum(func.octet_length(TurnRow.sampled) / 4), 0),
+            func.coalesce(func.sum(func.coalesce(TurnRow.told_sampled, func.octet_length(TurnRow.sampled) / 4)), 0),
             func.min(TurnRow.policy_version),
         )
     ]

@@ -83,7 +83,9 @@ class EpisodeRow(EpisodeId):
     reason: Mapped[str | None] = mapped_column(comment="What went wrong, in words")
     reward: Mapped[float | None] = mapped_column(comment="Weighted sum of its scores; NULL: unscored, which is not 0")
     turns: Mapped[int] = mapped_column(server_default="0", comment="Model calls, counted when it ended")
-    sampled_tokens: Mapped[int] = mapped_column(server_default="0", comment="Tokens sampled, counted when it ended")
+    sampled_tokens: Mapped[int] = mapped_column(
+        server_default="0", comment="Tokens sampled, counted when it ended; by the provider where it gives no ids"
+    )
     policy_version: Mapped[int | None] = mapped_column(comment="Oldest version that sampled a token of it")
     started_at: Mapped[datetime] = mapped_column(server_default=func.now(), comment="When its row was written")
     ended_at: Mapped[datetime | None] = mapped_column(comment="When it ended; NULL while it runs")
@@ -106,7 +108,7 @@ class EpisodeRow(EpisodeId):
             "state <> 'done' OR (stop <> 'failed' AND coalesce(failure, 'policy') IN ('policy', 'judge'))", name="done"
         ),
         CheckConstraint(
-            "(sampled_tokens = 0) = (policy_version IS NULL) AND coalesce(policy_version, 0) >= 0", name="version"
+            "(policy_version IS NULL OR sampled_tokens > 0) AND coalesce(policy_version, 0) >= 0", name="version"
         ),
         _json("prompt", "array"),
         finite("reward"),
@@ -140,6 +142,15 @@ class TurnRow(EpisodeId):
     engine_id: Mapped[str] = mapped_column(comment="The engine that sampled")
     incarnation: Mapped[str] = mapped_column(comment="Which process of that engine")
     request_id: Mapped[str] = mapped_column(comment="The engine's name of the request")
+    told_prompt: Mapped[int | None] = mapped_column(
+        comment="Prompt tokens as the provider counts them; only of an answer without token ids"
+    )
+    told_sampled: Mapped[int | None] = mapped_column(
+        comment="Sampled tokens as the provider counts them; only of an answer without token ids"
+    )
+    answer_blob: Mapped[str | None] = mapped_column(
+        comment="Digest in blobs of the answer as its bytes came; only of one without token ids"
+    )
     provisional: Mapped[bool] = mapped_column(server_default="false", comment="Sampled around a reload, not confirmed")
     seq: Mapped[int] = mapped_column(
         BigInteger, server_default=text("nextval('turns_seq')"), comment="Order of writing; gaps mean nothing"
@@ -166,6 +177,12 @@ class TurnRow(EpisodeId):
             name="version",
         ),
         CheckConstraint("lossy = (message_exact IS NOT NULL)", name="lossy"),
+        ForeignKeyConstraint(["run_id", "answer_blob"], ["blobs.run_id", "blobs.digest"]),
+        CheckConstraint(
+            "num_nonnulls(told_prompt, told_sampled, answer_blob) = 0 OR"
+            " (octet_length(sampled) = 0 AND coalesce(told_prompt, 0) >= 0 AND coalesce(told_sampled, 0) >= 0)",
+            name="told",
+        ),
         Index("ix_turns_provisional", "run_id", "engine_id", postgresql_where=text("provisional")),
         {"comment": "Model calls; tokens are the truth, messages a display copy"},
     )
@@ -296,7 +313,7 @@ class Blob(Base):
 
     __table_args__ = (
         CheckConstraint("digest = encode(sha256(data), 'hex')", name="digest"),
-        {"comment": "Content-addressed bytes of a run: large environment states"},
+        {"comment": "Content-addressed bytes of a run: large states of environments, answers that came without tokens"},
     )
 
 

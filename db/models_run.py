@@ -259,6 +259,9 @@ class Engine(Base):
     url: Mapped[str] = mapped_column(comment="Base URL")
     concurrency: Mapped[int] = mapped_column(comment="Requests it is given at once")
     api_key_env: Mapped[str | None] = mapped_column(comment="Environment variable that holds its key")
+    hosted: Mapped[dict[str, Any] | None] = mapped_column(
+        JSONB(none_as_null=True), comment="How it is spoken to where it takes messages, not tokens"
+    )
     state: Mapped[str] = mapped_column(server_default=EngineState.READY, comment="Whether it may be given work")
     reason: Mapped[str | None] = mapped_column(comment="Why it is in this state, in words")
     weight_label: Mapped[str | None] = mapped_column(comment="Weights it last reported")

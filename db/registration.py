@@ -11,9 +11,10 @@ from urllib.parse import urlsplit
 from sqlalchemy import select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from ..contracts.engines import EngineConfig
 from ..contracts.runfile import RunConfig, RunFileError, why_no_run_id
-from ..contracts.states import LIVE_RUNS
-from .engines import insert_engines
+from ..contracts.states import LIVE_RUNS, EngineState
+from .engines import engine_id, insert_engines
 from .models import Run
 from .runs import NewEnvironment, RunRow, insert_run
 from .store import Store
@@ -21,9 +22,9 @@ from .store import Store
 _LOCK: Final = 0x41545245
 """Held by whoever registers a run: `ATRE` in ASCII."""
 _OTHERS: Final = text(
-    "SELECT run_id, config->'trainer'->>'kind' <> 'none' AS trains, engine->>'url' AS url"
-    " FROM runs, jsonb_array_elements(config->'engines') AS engine"
-    " WHERE state = ANY(:live) AND run_id <> :run ORDER BY created_at, run_id"
+    "SELECT run_id, config->'trainer'->>'kind' <> 'none' AS trains, engines.url"
+    " FROM runs JOIN engines USING (run_id)"
+    " WHERE runs.state = ANY(:live) AND engines.state <> 'removed' AND run_id <> :run ORDER BY created_at, run_id"
 )
 
 
@@ -39,7 +40,7 @@ async def register_run(store: Store, run_id: str, config: RunConfig, environment
     async with store.begin() as connection:
         await connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
         if await connection.scalar(select(Run.run_id).where(Run.run_id == run_id)) is None:
-            refused = no_id or await _taken(connection, run_id, config)
+            refused = no_id or await _taken(connection, run_id, config, config.engines)
             if refused is not None:
                 raise RunFileError([refused])
         row = await insert_run(connection, run_id, config, environments)
@@ -47,14 +48,32 @@ async def register_run(store: Store, run_id: str, config: RunConfig, environment
         return row
 
 
+async def add_engine(store: Store, run_id: str, config: RunConfig, engine: EngineConfig) -> str:
+    """Give a run another engine, or change or put back one it has; its id. It gets work once it has been asked.
+
+    Raises RunFileError where the run cannot use it, or it is not free.
+    """
+    if engine.capabilities.tokens != config.tokens:
+        raise RunFileError([f"engines: the run's take {'tokens' if config.tokens else 'messages'}, and this one not"])
+    async with store.begin() as connection:
+        await connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
+        problem = await _taken(connection, run_id, config, (engine,))
+        if problem is not None:
+            raise RunFileError([problem])
+        await insert_engines(connection, run_id, (engine,), EngineState.DOWN, "it was just added")
+    return engine_id(engine.url)
+
+
 async def engine_taken(store: Store, config: RunConfig, run_id: str = "") -> str | None:
     """Why a new run cannot have an engine of its file, as one sentence; None where all are free."""
     async with store.begin() as connection:
-        return await _taken(connection, run_id, config)
+        return await _taken(connection, run_id, config, config.engines)
 
 
-async def _taken(connection: AsyncConnection, run_id: str, config: RunConfig) -> str | None:
-    wanted = {_place(engine.url): engine.url for engine in config.engines}
+async def _taken(
+    connection: AsyncConnection, run_id: str, config: RunConfig, engines: tuple[EngineConfig, ...]
+) -> str | None:
+    wanted = {_place(engine.url): engine.url for engine in engines}
     for other in await connection.execute(_OTHERS, {"run": run_id, "live": list(LIVE_RUNS)}):
         url = wanted.get(_place(other.url))
         if url is not None and (config.trains or other.trains):

@@ -77,12 +77,21 @@ def mean_logprob(record: TurnRecord) -> float | None:
     return math.fsum(record.logprobs) / len(record.logprobs) if record.logprobs else None
 
 
+def _counts(record: TurnRecord) -> str:
+    if record.told_prompt is None and record.told_sampled is None:
+        return f"{len(record.prompt_delta)} prompt + {len(record.sampled)} sampled tokens"
+    counted = ("?" if count is None else str(count) for count in (record.told_prompt, record.told_sampled))
+    return " + ".join(f"{n} {word}" for n, word in zip(counted, ("prompt", "sampled"), strict=True)) + (
+        " tokens by the provider's count"
+    )
+
+
 def turn_facts(record: TurnRecord) -> str:
     """How a turn was sampled, on one line."""
     mean = mean_logprob(record)
     versions = ", ".join(dict.fromkeys(f"version {span.version}" for span in record.spans)) or "no version"
     parts = [
-        f"{len(record.prompt_delta)} prompt + {len(record.sampled)} sampled tokens",
+        _counts(record),
         "no logprob" if mean is None else f"mean logprob {mean:.3f}",
         versions,
         f"finish {record.finish}",

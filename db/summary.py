@@ -98,7 +98,7 @@ async def _spent(connection: AsyncConnection, run_id: str) -> tuple[int, int]:
     """Turns and sampled tokens: ended episodes by their own counts, running ones by their turns."""
     ended = select(func.sum(EpisodeRow.turns), func.sum(EpisodeRow.sampled_tokens)).where(EpisodeRow.run_id == run_id)
     running = (
-        select(func.count(), func.sum(func.octet_length(TurnRow.sampled) / 4))
+        select(func.count(), func.sum(func.coalesce(TurnRow.told_sampled, func.octet_length(TurnRow.sampled) / 4)))
         .join(
             EpisodeRow,
             and_(

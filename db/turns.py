@@ -5,6 +5,7 @@ is added to an episode that has ended and no segment exists without its first tu
 round trip. A turn that opens a later segment leaves its prompt in the segment's row: rendered again, stored once.
 """
 
+import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, replace
@@ -44,13 +45,13 @@ WITH episode AS (
   INSERT INTO turns (
     run_id, group_no, member, attempt, turn, segment, opens_segment, agent, message, message_exact, lossy,
     prompt_delta, sampled, logprobs, mask, finish, spans, policy_version, temperature,
-    engine_id, incarnation, request_id, provisional
+    engine_id, incarnation, request_id, provisional, told_prompt, told_sampled, answer_blob
   )
   SELECT
     %(run)s, %(group)s, %(member)s, %(attempt)s, %(turn)s, %(segment)s, %(opens)s, %(agent)s,
     %(message)s::jsonb, %(exact)b, %(lossy)s, %(delta)b, %(sampled)b, %(logprobs)b, %(mask)b, %(finish)s,
     %(spans)s::jsonb, %(version)s, %(temperature)s, %(engine)s, %(incarnation)s, %(request)s,
-    %(provisional)s OR EXISTS (SELECT FROM unsettled)
+    %(provisional)s OR EXISTS (SELECT FROM unsettled), %(told_prompt)s, %(told_sampled)s, %(digest)s
   FROM episode
   WHERE NOT EXISTS (SELECT FROM unsettled WHERE state = 'failed')
   ON CONFLICT DO NOTHING
@@ -86,7 +87,7 @@ WHERE run_id = %(run)s AND group_no = %(group)s AND member = %(member)s AND atte
 _COLUMNS: Final = """
 SELECT t.turn, t.segment, t.opens_segment, t.message::text, t.message_exact, coalesce(s.prompt, t.prompt_delta),
   t.sampled, t.logprobs, t.mask, t.finish, t.spans::text, t.temperature, t.engine_id, t.incarnation, t.request_id,
-  t.agent, t.provisional
+  t.agent, t.provisional, t.told_prompt, t.told_sampled
 FROM turns t
 LEFT JOIN segments s
   ON t.opens_segment AND t.segment > 0
@@ -100,20 +101,33 @@ SELECT_TURNS_FROM: Final = _COLUMNS + "AND t.turn >= %(turn)s ORDER BY t.turn"
 _SELECT_TURN: Final = _COLUMNS + "AND t.turn = %(turn)s"
 
 
+PUT_BLOB: Final = """
+INSERT INTO blobs (run_id, digest, data) VALUES (%(run)s, %(digest)s, %(data)b) ON CONFLICT DO NOTHING
+"""
+_ANSWERS: Final = """
+SELECT t.turn, b.data FROM turns t JOIN blobs b ON b.run_id = t.run_id AND b.digest = t.answer_blob
+WHERE t.run_id = %(run)s AND t.group_no = %(group)s AND t.member = %(member)s AND t.attempt = %(attempt)s
+"""
+
+
 async def save_turn(
-    store: Store, key: EpisodeKey, record: TurnRecord, *, had_partial: bool = False
+    store: Store, key: EpisodeKey, record: TurnRecord, *, had_partial: bool = False, answer: bytes | None = None
 ) -> tuple[TurnRecord, bool]:
     """Store a model call unless its key is taken; the record that is stored, and whether it is this one.
 
-    `had_partial`: parts of it were stored as it grew; they are removed in the same statement.
+    `had_partial`: parts of it were stored as it grew; they are removed in the same statement. `answer`: the bytes that
+    an engine without tokens answered with.
     Saving the same record again is a no-op that says True. A different one for a taken key, or one for an episode that
     has ended, goes to `late_results`; in the latter case the given record comes back, with False.
     A turn of weights that its engine has not proved to hold yet is stored as provisional.
     Raises WrongWeights where the engine failed to prove it; Unknown where there is no such episode, Refused or
     BadRecord for what the schema forbids.
     """
-    values = params(key) | turn_values(record)
+    digest = None if answer is None else hashlib.sha256(answer).hexdigest()
+    values = params(key) | turn_values(record) | {"digest": digest, "data": answer}
     async with store.direct() as connection:
+        if answer is not None:
+            await connection.execute(PUT_BLOB, values)
         if (await connection.execute(_INSERT_LONG if had_partial else _INSERT, values)).rowcount:
             return record, True
         row = await (await connection.execute(_SELECT_TURN, values, binary=True)).fetchone()
@@ -130,11 +144,18 @@ async def save_turn(
     return stored, same
 
 
+async def load_answers(store: Store, key: EpisodeKey) -> dict[int, bytes]:
+    """Turn → what an engine without tokens answered, byte for byte."""
+    async with store.direct() as connection:
+        cursor = await connection.execute(_ANSWERS, params(key), binary=True)
+        return dict(await cursor.fetchall())
+
+
 def turn_of(row: tuple[Any, ...]) -> TurnRecord:
     """A turn from a row of `SELECT_TURNS`, read in binary."""
     (
         turn, segment, opens, message, exact, delta, sampled, logprobs, mask, finish,
-        spans, temperature, engine, incarnation, request, agent, provisional,
+        spans, temperature, engine, incarnation, request, agent, provisional, told_prompt, told_sampled,
     ) = row  # fmt: skip
     return TurnRecord(
         turn=turn,
@@ -153,6 +174,8 @@ def turn_of(row: tuple[Any, ...]) -> TurnRecord:
         request_id=request,
         agent=agent,
         provisional=provisional,
+        told_prompt=told_prompt,
+        told_sampled=told_sampled,
     )
 
 
@@ -183,6 +206,8 @@ def turn_values(record: TurnRecord) -> dict[str, Any]:
         "incarnation": clean(record.incarnation),
         "request": clean(record.request_id),
         "provisional": record.provisional,
+        "told_prompt": record.told_prompt,
+        "told_sampled": record.told_sampled,
     }
 
 

@@ -23,7 +23,7 @@ import httpx
 
 from .answers import events
 from .engines import EngineAddress, WeightInfo
-from .errors import failure_from_status, failure_from_transport, malformed, quoted, unavailable
+from .errors import EngineFailure, failure_from_status, failure_from_transport, malformed, quoted, unavailable
 
 UNREPORTED: Final = "unreported"
 """Incarnation of a server that says nothing from which one could be told."""
@@ -32,7 +32,7 @@ CONTROL_S: Final = 10.0
 _CONNECT_S: Final = 5.0
 _SEND_S: Final = 30.0
 """Longest stall while a prompt is being sent."""
-_INCARNATION_S: Final = 5.0
+INCARNATION_S: Final = 5.0
 _LABEL_S: Final = 0.25
 _JSON: Final = {"content-type": "application/json"}
 _START_TIME: Final = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})? (\S+)", re.MULTILINE)
@@ -47,23 +47,31 @@ def _keep_alive() -> list[tuple[int, int, int]]:
 
 
 class Connection:
-    """HTTP to one server, named `who` in messages."""
+    """HTTP to one server, named `who` in messages. What it says of itself is read as vLLM and the dev engine say it;
+    a subclass knows how others do (`_LABEL_PATH`, `_life`, `model`, `health`)."""
 
-    def __init__(self, address: EngineAddress) -> None:
+    _LABEL_PATH = "/weight_info"
+
+    def __init__(self, address: EngineAddress, *, base: str | None = None, through_proxies: bool = False) -> None:
+        """`base`: what paths are behind; default: the address without `/v1`, where engines of our own have theirs.
+
+        Only a hosted server is reached through a proxy of the environment: others are here or in a private network.
+        """
         self.who = f"engine {address.engine_id}"
-        # Never through a proxy of the environment: an engine is on this machine or a private network.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=address.concurrency + 4)
+        # Certificates take 25 ms to load, and most engines are spoken to without.
+        verify = address.url.startswith("https:")
+        transport = httpx.AsyncHTTPTransport(
+            verify=verify, retries=0, socket_options=_keep_alive(), limits=limits, trust_env=False
+        )
         self._http = httpx.AsyncClient(
-            base_url=address.url.rstrip("/").removesuffix("/v1"),
+            base_url=base or address.url.rstrip("/").removesuffix("/v1"),
             headers={"authorization": f"Bearer {address.api_key}"} if address.api_key else {},
             timeout=httpx.Timeout(connect=_CONNECT_S, read=None, write=_SEND_S, pool=None),
-            transport=httpx.AsyncHTTPTransport(
-                # Certificates take 25 ms to load, and most engines are spoken to without.
-                verify=address.url.startswith("https:"),
-                retries=0,
-                socket_options=_keep_alive(),
-                limits=httpx.Limits(max_connections=None, max_keepalive_connections=address.concurrency + 4),
-            ),
-            trust_env=False,
+            transport=None if through_proxies else transport,
+            limits=limits,
+            verify=verify,
+            trust_env=through_proxies,
         )
         self._served: dict[str, Any] | None = None
         self._incarnation: str | None = None
@@ -77,7 +85,7 @@ class Connection:
 
     async def weight_info(self) -> WeightInfo:
         label, named = await self._weights()
-        return WeightInfo(label, named or await self._start_time())
+        return WeightInfo(label, named or await self._life())
 
     async def label(self, *, fresh: bool = False) -> str:
         """What it calls its weights, as read a moment ago, or now. Those who ask at once share an answer."""
@@ -98,7 +106,7 @@ class Connection:
     async def incarnation(self) -> str:
         """As read within the last seconds."""
         async with self._reading:
-            if self._incarnation is None or time.monotonic() - self._incarnation_read > _INCARNATION_S:
+            if self._incarnation is None or time.monotonic() - self._incarnation_read > INCARNATION_S:
                 return (await self.weight_info()).incarnation
             return self._incarnation
 
@@ -162,7 +170,7 @@ class Connection:
     async def _weights(self) -> tuple[str, str | None]:
         """The label of its weights, and its incarnation where it names that."""
         asked = time.monotonic()
-        answer = await self.call("GET", "/weight_info")
+        answer = await self.call("GET", self._LABEL_PATH)
         label = answer.get("weight_version")
         if not isinstance(label, str) or not label:
             raise malformed(f"{self.who} does not say which weights it holds")
@@ -173,12 +181,24 @@ class Connection:
         self._remember(named)
         return label, named
 
-    async def _start_time(self) -> str:
+    async def _life(self) -> str:
+        """From what it says without naming it, which life of the server this is."""
         response = await self.send("GET", "/metrics")
         found = _START_TIME.search(response.text)
         incarnation = f"start-{float(found[1]):.2f}" if found else UNREPORTED
         self._remember(incarnation)
         return incarnation
+
+    async def gauge(self, name: str) -> int | None:
+        """A number of `/metrics`, summed over its labels; None where there is none of that name."""
+        try:
+            response = await self.send("GET", "/metrics")
+        except EngineFailure as failure:
+            if failure.status == 404:
+                return None
+            raise
+        found = re.findall(rf"^{re.escape(name)}(?:\{{[^}}]*\}})? ([0-9.eE+]+)$", response.text, re.MULTILINE)
+        return round(sum(map(float, found))) if found else None
 
     def _remember(self, incarnation: str) -> None:
         if incarnation != self._incarnation:

@@ -41,7 +41,13 @@ class EngineFailure(Exception):
     """A model call that gave nothing. `message` is one sentence for people, without secrets."""
 
     def __init__(
-        self, kind: EngineFailureKind, message: str, *, retryable: bool, retry_after_s: float | None = None
+        self,
+        kind: EngineFailureKind,
+        message: str,
+        *,
+        retryable: bool,
+        retry_after_s: float | None = None,
+        status: int | None = None,
     ) -> None:
         super().__init__(message)
         self.kind = kind
@@ -49,6 +55,8 @@ class EngineFailure(Exception):
         self.retryable = retryable
         self.retry_after_s = retry_after_s
         """Seconds the server asked to wait, in [0, 600]; None where it did not ask."""
+        self.status = status
+        """Of HTTP; None where none came."""
 
 
 def unavailable(message: str, retry_after_s: float | None = None) -> EngineFailure:
@@ -77,7 +85,7 @@ def failure_from_status(who: str, status: int, headers: Mapping[str, str], body:
         retryable = verdict == "true"
     said = quoted(body)
     message = f"{who} answered {status}" + (f": {said}" if said else "")
-    return EngineFailure(kind, message, retryable=retryable, retry_after_s=retry_after_s(headers))
+    return EngineFailure(kind, message, retryable=retryable, retry_after_s=retry_after_s(headers), status=status)
 
 
 def quoted(body: bytes) -> str:

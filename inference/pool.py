@@ -8,6 +8,10 @@ An episode stays with its engine while that is ready and has a free slot, since 
 that failed rests for as long as it asked, else 0.5 s doubling to 3 s, and is then tried again; a success ends its
 record of failures and a rest of our own choice, but not one that the engine asked for: what it answered just then was
 begun before.
+
+How many requests an engine gets follows its own queue, asked for every two seconds: where requests wait in it again and
+again, it is given a quarter fewer, and once none does and all its places are taken, an eighth of its limit more. What
+waits here is served in order and can go elsewhere; what waits in an engine cannot.
 """
 
 import asyncio
@@ -16,17 +20,23 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from ..contracts.records import EngineRecord
 from ..contracts.states import EngineState
 from .engines import Engine, EngineAddress
 from .errors import EngineFailure, EngineFailureKind, unavailable
-from .vllm import connect_engine
+
+EngineT = TypeVar("EngineT", bound=Engine)
 
 _FIRST_REST_S: Final = 0.5
 _LONGEST_REST_S: Final = 3.0
 """The same bound as retries have: an engine that came back is found within it."""
+_LOOK_EVERY_S: Final = 2.0
+_RIPPLE: Final = 8
+"""A queue of an eighth of what is in flight is the ripple of arrivals."""
+_AGAIN: Final = 2
+"""Looks in a row that find a queue."""
 _REMEMBERED_EPISODES: Final = 8192
 _RESTING_KINDS: Final = frozenset(
     {EngineFailureKind.UNAVAILABLE, EngineFailureKind.OVERLOADED, EngineFailureKind.WRONG_VERSION}
@@ -41,6 +51,9 @@ class _Slot:
     limit: int
     ready: bool
     reason: str
+    allowed: int = 0
+    """Requests it may have at once: at most `limit`, fewer while requests wait in its own queue."""
+    queues: int = 0
     in_flight: int = 0
     failures: int = 0
     rests_until: float = 0.0
@@ -63,19 +76,34 @@ class Ledger:
         """Add an engine or change its limit and readiness; what is in flight stays counted."""
         slot = self._slots.get(engine_id)
         if slot is None:
-            self._slots[engine_id] = _Slot(limit, ready, reason)
+            self._slots[engine_id] = _Slot(limit, ready, reason, allowed=limit)
             return
+        slot.allowed = limit if slot.allowed == slot.limit else min(slot.allowed, limit)
         slot.limit, slot.ready, slot.reason = limit, ready, reason
+
+    def adapt(self, engine_id: str, waiting: int) -> None:
+        """So many requests wait in the engine's own queue."""
+        slot = self._slots[engine_id]
+        slot.queues = slot.queues + 1 if waiting > slot.in_flight // _RIPPLE else 0
+        if slot.queues >= _AGAIN:
+            slot.allowed = max(1, slot.allowed * 3 // 4)
+        elif not waiting and slot.in_flight >= slot.allowed:
+            slot.allowed = min(slot.limit, slot.allowed + max(1, slot.limit // 8))
+
+    def allowed(self, engine_id: str) -> int:
+        return self._slots[engine_id].allowed
 
     def take(self, episode: str, now: float) -> str | None:
         """A free engine for the episode, counted as one more in flight; None where none is free."""
         free = {
-            name: slot for name, slot in self._slots.items() if self._usable(slot, now) and slot.in_flight < slot.limit
+            name: slot
+            for name, slot in self._slots.items()
+            if self._usable(slot, now) and slot.in_flight < slot.allowed
         }
         if not free:
             return None
         home = self._home.get(episode)
-        chosen = home if home in free else min(free, key=lambda name: (free[name].in_flight / free[name].limit, name))
+        chosen = home if home in free else min(free, key=lambda name: (free[name].in_flight / free[name].allowed, name))
         self._slots[chosen].in_flight += 1
         self._home[episode] = chosen
         self._home.move_to_end(episode)
@@ -139,10 +167,10 @@ class _Waiter:
     granted: "asyncio.Future[str]"
 
 
-class EnginePool:
+class EnginePool(Generic[EngineT]):
     """The engines of one run in one process, used from one event loop.
 
-    `secret` turns the name of an environment variable into its value. `vocabulary`: see VllmEngine.
+    `secret` turns the name of an environment variable into its value; `connect` makes the client for an address.
     """
 
     def __init__(
@@ -150,19 +178,20 @@ class EnginePool:
         records: Iterable[EngineRecord],
         secret: Callable[[str], str | None],
         *,
-        vocabulary: int | None = None,
-        connect: Callable[[EngineAddress], Engine] | None = None,
+        connect: Callable[[EngineAddress], EngineT],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._secret = secret
-        self._connect = connect or (lambda address: connect_engine(address, vocabulary=vocabulary))
+        self._connect = connect
         self._clock = clock
         self._ledger = Ledger()
-        self._engines: dict[str, Engine] = {}
+        self._engines: dict[str, EngineT] = {}
         self._addresses: dict[str, EngineAddress] = {}
         self._waiting: deque[_Waiter] = deque()
-        self._stale: list[Engine] = []
+        self._stale: list[EngineT] = []
         self._alarm: asyncio.TimerHandle | None = None
+        self._looked: dict[str, float] = {}
+        self._looking: set[asyncio.Task[None]] = set()
         self.update(records)
 
     def update(self, records: Iterable[EngineRecord]) -> None:
@@ -185,7 +214,7 @@ class EnginePool:
         self._serve()
 
     @asynccontextmanager
-    async def lease(self, episode_key: str) -> AsyncIterator[Engine]:
+    async def lease(self, episode_key: str) -> AsyncIterator[EngineT]:
         """An engine with a free slot, held until the block ends. Waits, in order, while all are busy.
 
         An EngineFailure that leaves the block is reported by itself. Raises EngineFailure (unavailable, with each
@@ -202,6 +231,25 @@ class EnginePool:
         finally:
             self._ledger.give_back(engine_id)
             self._serve()
+            self._look_again(engine_id)
+
+    def _look_again(self, engine_id: str) -> None:
+        """Ask an engine for its queue beside the work, every two seconds."""
+        now = self._clock()
+        if now - self._looked.get(engine_id, now - _LOOK_EVERY_S) >= _LOOK_EVERY_S:
+            self._looked[engine_id] = now
+            task = asyncio.create_task(self._look(engine_id))
+            self._looking.add(task)
+            task.add_done_callback(self._looking.discard)
+
+    async def _look(self, engine_id: str) -> None:
+        try:
+            waiting = await self._engines[engine_id].waiting()
+        except EngineFailure:
+            return  # whoever samples from it will say so
+        if waiting is not None:
+            self._ledger.adapt(engine_id, waiting)
+            self._serve()
 
     def report(self, engine_id: str, failure: EngineFailure) -> None:
         """Let the engine rest where the failure says something about the engine itself."""
@@ -213,6 +261,8 @@ class EnginePool:
         """Close every client. Those who wait get an EngineFailure."""
         if self._alarm is not None:
             self._alarm.cancel()
+        for task in self._looking:
+            task.cancel()
         for engine in [*self._engines.values(), *self._stale]:
             await engine.close()
         while self._waiting:

@@ -27,14 +27,13 @@ from pydantic import ValidationError
 
 from ..contracts.messages import Message, Role, ToolCall, ToolSpec
 from ..contracts.runfile import ModelConfig
+from .calls import checked_call
 from .plain import TokensError as TokensError
 from .plain import broken_up, plain_message, plain_tools, spellings, without_surrogates
 
 logger = logging.getLogger(__name__)
 
 RENDERER_FILE: Final = "renderer.json"
-_DEEPEST: Final = 64
-"""Nesting of a tool call's arguments that is still passed on; Postgres and pydantic both give up somewhere deeper."""
 _LIMIT_FIELDS: Final = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 
 
@@ -341,47 +340,5 @@ _PROBLEMS: Final = {
 
 
 def _tool_call(call_id: str, parsed: Any) -> ToolCall:
-    name = parsed.name if isinstance(parsed.name, str) and _is_unicode(parsed.name) else ""
-    problem = _PROBLEMS.get(str(parsed.status.value)) or _argument_problem(parsed)
-    if problem is not None:
-        return ToolCall(id=call_id, name=name, problem=problem, raw=parsed.raw or "")
-    return ToolCall(id=call_id, name=name, arguments=parsed.arguments or {})
-
-
-def _argument_problem(parsed: Any) -> str | None:
-    if not isinstance(parsed.name, str) or not parsed.name or not _is_unicode(parsed.name):
-        return "The tool call's name is not text."
-    arguments = parsed.arguments
-    if arguments is not None and not isinstance(arguments, dict):
-        return "The tool call's arguments are not a JSON object."
-    try:
-        if _depth(arguments) > _DEEPEST:
-            return "The tool call's arguments are nested too deeply."
-        json.dumps(arguments, allow_nan=False, ensure_ascii=False).encode("utf-8")
-    except UnicodeEncodeError:
-        return "The tool call's arguments contain half a character (a lone surrogate)."
-    except ValueError:
-        return "The tool call's arguments contain a number that JSON does not have (NaN, infinity or too long)."
-    return None
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _depth(value: object) -> int:
-    """Nesting of lists and objects, without recursion."""
-    deepest, level = 0, [value]
-    while level and deepest <= _DEEPEST:
-        level = [
-            child
-            for item in level
-            if isinstance(item, dict | list)
-            for child in (item.values() if isinstance(item, dict) else item)
-        ]
-        deepest += 1
-    return deepest
+    problem = _PROBLEMS.get(str(parsed.status.value))
+    return checked_call(call_id, parsed.name, parsed.arguments, parsed.raw or "", problem)

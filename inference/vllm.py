@@ -8,14 +8,15 @@ machine that vanishes is noticed by TCP keep-alive within half a minute. Cancell
 the engine abort the request. Nothing is retried here.
 """
 
-import time
-from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, Final
 
+from ..contracts.engines import CAPABILITIES
 from .answers import Growing, read_completion
 from .connection import UNREPORTED, Connection
-from .engines import Completion, EngineAddress, Progress, SampleRequest, WeightInfo, why_unsupported
-from .errors import EngineFailure, EngineFailureKind, rejected
+from .engines import Completion, EngineAddress, LabelSpan, Progress, SampleRequest, WeightInfo, why_unsupported
+from .errors import EngineFailure, rejected
+from .streaming import grown
 
 GENERATE: Final = "/inference/v1/generate"
 _VOCABULARY: Final = 2**31
@@ -29,54 +30,43 @@ class VllmEngine:
 
     def __init__(self, address: EngineAddress, *, vocabulary: int | None = None) -> None:
         self.engine_id = address.engine_id
+        self._can = CAPABILITIES[address.kind]
         self._vocabulary = vocabulary or _VOCABULARY
         self._server = Connection(address)
 
     async def sample(self, request: SampleRequest, progress: Progress | None = None) -> Completion:
-        problem = why_unsupported(request.sampling)
+        problem = why_unsupported(request.sampling, self._can)
         if problem is not None:
             raise rejected(problem)
         served = await self._server.model()
         incarnation = await self._server.incarnation()
         body = request_body(request, served.get("id"), stream=progress is not None)
         if progress is not None:
-            label = await self._server.label()
+            told = self._labelled(await self._server.label(), progress)
             growing = Growing(self._server.who, request, self._vocabulary, incarnation)
-            return await self._grown(growing, body, label, progress)
+            return await grown(growing, self._server.events(GENERATE, body), told, every_s=PROGRESS_S)
         answer = await self._server.call("POST", GENERATE, body, silence_s=None)
         return read_completion(self._server.who, request, answer, self._vocabulary, incarnation)
 
-    async def _grown(self, growing: Growing, body: dict[str, Any], label: str, progress: Progress) -> Completion:
-        """The whole of a streamed completion; `progress` hears of what came before a stream broke off, too."""
-        told, told_at = 0, time.monotonic()
-        try:
-            async with aclosing(self._server.events(GENERATE, body)) as stream:
-                async for event in stream:
-                    growing.add(event)
-                    if time.monotonic() - told_at >= PROGRESS_S and growing.size > told:
-                        told, told_at = growing.size, time.monotonic()
-                        await self._tell(growing, label, progress)
-            return growing.whole()
-        except EngineFailure as failure:
-            if failure.kind is not EngineFailureKind.MALFORMED and growing.size > told:
-                await self._tell(growing, label, progress)
-            raise
+    def _labelled(self, label: str, progress: Progress) -> Progress:
+        """Tell `progress` only of tokens of which it is known which weights sampled them.
 
-    async def _tell(self, growing: Growing, label: str, progress: Progress) -> None:
-        """Tell of what there is, where it is known which weights sampled it.
-
-        Where the engine says that only at the end, they are those which it held before it was asked, if it still holds
-        them now. What it sampled across a reload, or just before it died, is not told of.
+        vLLM says it at the end. Before that they are those which it held before it was asked (`label`), if it still
+        holds them now. What it sampled across a reload, or just before it died, is not told of.
         """
-        if growing.labelled:
-            await progress(growing.partial())
-            return
-        try:
-            now = await self._server.label(fresh=True)
-        except EngineFailure:
-            return
-        if now == label:
-            await progress(growing.partial(label))
+
+        async def told(partial: Completion) -> None:
+            if partial.spans:
+                await progress(partial)
+                return
+            try:
+                now = await self._server.label(fresh=True)
+            except EngineFailure:
+                return
+            if now == label:
+                await progress(replace(partial, spans=(LabelSpan(label, 0, len(partial.token_ids)),)))
+
+        return told
 
     async def health(self) -> None:
         await self._server.health()
@@ -90,6 +80,9 @@ class VllmEngine:
     async def context_limit(self) -> int | None:
         limit = (await self._server.model()).get("max_model_len")
         return limit if type(limit) is int and limit > 0 else None
+
+    async def waiting(self) -> int | None:
+        return await self._server.gauge("vllm:num_requests_waiting")
 
     async def close(self) -> None:
         await self._server.close()
@@ -110,10 +103,7 @@ def request_body(request: SampleRequest, model: str | None, *, stream: bool = Fa
         "stop_token_ids": list(request.stop_token_ids),
         "ignore_eos": True,
     }
-    if sampling.top_p < 1.0:
-        parameters["top_p"] = sampling.top_p
-    if sampling.top_k > 0:
-        parameters["top_k"] = sampling.top_k
+    parameters |= sampling.special
     if request.seed is not None:
         parameters["seed"] = request.seed
     body: dict[str, Any] = {
@@ -127,9 +117,4 @@ def request_body(request: SampleRequest, model: str | None, *, stream: bool = Fa
     return body
 
 
-def connect_engine(address: EngineAddress, *, vocabulary: int | None = None) -> VllmEngine:
-    """A client for the engine at `address`; both kinds speak the same wire. Nothing is sent yet."""
-    return VllmEngine(address, vocabulary=vocabulary)
-
-
-__all__ = ["UNREPORTED", "EngineFailure", "VllmEngine", "connect_engine", "request_body"]
+__all__ = ["UNREPORTED", "EngineFailure", "VllmEngine", "request_body"]

@@ -1,9 +1,9 @@
 """The head of a model whose embeddings are tied, written out as a tensor of its own.
 
-vLLM on a CPU keeps a packed copy of the head, which a reload of tied embeddings does not renew: it answers that all
-went well and computes with the old head. Served *untied* (`--hf-overrides '{"tie_word_embeddings": false}'`) it takes
-in the head as any other tensor, provided that what it loads has one. The policy itself stays tied: whoever knows that
-it is finds the same tensor twice.
+vLLM on a CPU may keep a packed copy of the head, which a reload of tied embeddings does not renew: for matrices of some
+shapes it was seen to answer that all went well and to compute with the old head. Served *untied* (`--hf-overrides
+'{"tie_word_embeddings": false}'`) it takes in the head as any other tensor, provided that what it loads has one. The
+policy itself stays tied: whoever knows that it is finds the same tensor twice.
 
 Invariant: the same model gives the same files; the embeddings' own file is never written to. Neither torch nor numpy is
 needed: bytes are copied.

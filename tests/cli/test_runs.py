@@ -283,6 +283,19 @@ async def test_check_shows_the_run_and_starts_nothing(world: World, atropos: Atr
         assert sentence in err
 
 
+async def test_check_shows_messages_where_engines_take_them_and_names_what_they_cannot_do(
+    atropos: Atropos, run_file: Path
+) -> None:
+    hosted = ("--set", "engines.0.kind=openai", "--set", "model.path=some-model")
+    code, out, err = await atropos("run", "check", "-f", str(run_file), *hosted)
+    assert code == 0, err
+    assert "user: " in out
+    assert "trains nothing" in out
+    code, out, err = await atropos("run", "check", "-f", str(run_file), *hosted, "--set", "sampling.top_k=3")
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert "does not know top_k" in err
+
+
 async def test_an_engine_that_a_run_trains_is_refused_to_others(
     world: World, atropos: Atropos, run_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

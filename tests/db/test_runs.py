@@ -3,11 +3,12 @@
 import asyncio
 
 import pytest
+from atropos.contracts.engines import EngineConfig, EngineKind
 from atropos.contracts.episode import Score
 from atropos.contracts.ids import GroupKey
 from atropos.contracts.reasons import FailureKind, StopReason
 from atropos.contracts.records import BadRecord
-from atropos.contracts.runfile import EngineConfig, EngineKind, RunFileError
+from atropos.contracts.runfile import RunFileError
 from atropos.contracts.states import EngineState, EpisodeState, GroupState, IllegalTransition, RunState
 from atropos.db.engines import engine_id, engines_of, put_engines, put_version, set_engine_state, versions
 from atropos.db.episodes import finish_episode, load_episode, save_turn, start_episode

@@ -26,6 +26,7 @@ class Idle:
 
     def __init__(self, address: EngineAddress) -> None:
         self.engine_id, self.address, self.closed = address.engine_id, address, False
+        self.queue: int | None = None
 
     async def sample(self, request: SampleRequest, progress: Progress | None = None) -> Completion:
         raise NotImplementedError
@@ -41,6 +42,9 @@ class Idle:
     async def context_limit(self) -> int | None:
         return None
 
+    async def waiting(self) -> int | None:
+        return self.queue
+
     async def close(self) -> None:
         self.closed = True
 
@@ -49,7 +53,7 @@ def record(name: str, concurrency: int = 2, state: str = "ready", reason: str | 
     return EngineRecord(name, "dev", f"http://{name}:1", concurrency, "KEY", state, reason, "v0", "life")
 
 
-def pool_of(*records: EngineRecord, clock: Clock | None = None) -> EnginePool:
+def pool_of(*records: EngineRecord, clock: Clock | None = None) -> EnginePool[Idle]:
     return EnginePool(records, {"KEY": "k"}.get, connect=Idle, clock=clock or Clock())
 
 
@@ -118,7 +122,53 @@ def test_a_success_ends_no_rest_that_the_engine_asked_for() -> None:
     assert ledger.take("x", 15.0) == "a"
 
 
-@given(st.lists(st.sampled_from(["take", "give", "fail", "down", "up", "tick"]), max_size=60), st.data())
+def test_an_engine_gets_fewer_requests_while_they_wait_in_it_and_more_once_none_does() -> None:
+    ledger = ledger_of(a=16)
+    for _ in range(16):
+        assert ledger.take("x", 0) == "a"
+    seen = []
+    for waiting in (5, 5, 5, 2, 0, 0, 0, 0, 0):
+        ledger.adapt("a", waiting)
+        seen.append(ledger.allowed("a"))
+    assert seen == [16, 12, 9, 9, 11, 13, 15, 16, 16]  # one look is a ripple; a queue of two of sixteen is one, too
+    ledger.set_engine("a", limit=8, ready=True)
+    assert ledger.allowed("a") == 8
+
+
+def test_an_engine_that_never_gets_better_keeps_one_request() -> None:
+    ledger = ledger_of(a=4)
+    assert ledger.take("x", 0) == "a"
+    for _ in range(20):
+        ledger.adapt("a", 9)
+    assert ledger.allowed("a") == 1
+    ledger.give_back("a")
+    assert ledger.take("y", 0) == "a"
+    assert ledger.take("z", 0) is None
+
+
+async def test_the_queue_of_an_engine_is_asked_for_beside_the_work() -> None:
+    clock = Clock()
+    engines: dict[str, Idle] = {}
+
+    def connect(address: EngineAddress) -> Idle:
+        return engines.setdefault(address.engine_id, Idle(address))
+
+    pool = EnginePool([record("a", 4)], {"KEY": "k"}.get, connect=connect, clock=clock)
+    engines["a"].queue = 3
+    for _ in range(3):
+        async with pool.lease("x"):
+            clock.now += 3
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    held = [asyncio.create_task(pool.lease(f"e{i}").__aenter__()) for i in range(4)]
+    await asyncio.sleep(0)
+    assert sum(task.done() for task in held) == 2
+    for task in held:
+        task.cancel()
+    await pool.close()
+
+
+@given(st.lists(st.sampled_from(["take", "give", "fail", "down", "up", "tick", "queue"]), max_size=60), st.data())
 def test_no_engine_is_ever_over_its_limit(actions: list[str], data: st.DataObject) -> None:
     limits = {"a": 2, "b": 1}
     ledger, held, now = ledger_of(**limits), Counter[str](), 0.0
@@ -132,6 +182,8 @@ def test_no_engine_is_ever_over_its_limit(actions: list[str], data: st.DataObjec
             held[name] -= 1
         elif action == "fail":
             ledger.failed(name, "x", now)
+        elif action == "queue":
+            ledger.adapt(name, data.draw(st.integers(0, 4)))
         elif action in ("down", "up"):
             ledger.set_engine(name, limit=limits[name], ready=action == "up")
         else:
@@ -140,7 +192,7 @@ def test_no_engine_is_ever_over_its_limit(actions: list[str], data: st.DataObjec
             assert ledger.in_flight(engine) == held[engine] <= limit
 
 
-async def fail_on(pool: EnginePool, episode: str, failure: EngineFailure) -> str:
+async def fail_on(pool: EnginePool[Idle], episode: str, failure: EngineFailure) -> str:
     """Fail inside a lease; the name of the engine that was leased."""
     name = ""
     with suppress(EngineFailure):

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from atropos.contracts.engines import EngineKind
 from atropos.contracts.reasons import FinishReason
-from atropos.contracts.runfile import EngineKind
 from atropos.contracts.sampling import Sampling
 from atropos.inference import vllm
 from atropos.inference.answers import events
@@ -258,7 +258,7 @@ def span(start: int, end: int) -> list[dict[str, Any]]:
         (event(2, 4, logprobs=None), "left out or misspelt"),
         (event(2, 4, weight_versions=span(2, 4)), "do not follow"),
         (event(2, 4, weight_versions=span(0, 1)), "cover 1 of 2"),
-        (event(2, 4, weight_versions=None), "left out or misspelt"),
+        (event(2, 4, weight_versions=None), "does not say which weights sampled these tokens"),
         (event(2, 4) | {"choices": [choice(2, 3), choice(3, 4)]}, "2 completions"),
         (event(2, 4) | {"choices": None}, "left out or misspelt"),
         ([], "no JSON object"),

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from atropos.contracts.engines import EngineKind
 from atropos.contracts.reasons import FinishReason
-from atropos.contracts.runfile import EngineKind
 from atropos.contracts.sampling import Sampling
 from atropos.inference.engines import Completion, EngineAddress, LabelSpan, SampleRequest, why_untrainable
 from atropos.inference.errors import EngineFailure, EngineFailureKind
@@ -220,7 +220,11 @@ async def test_stop_strings_are_refused_before_anything_is_sent() -> None:
         (Sampling(top_p=0.9), "top_p"),
         (Sampling(top_k=5), "top_k"),
         (Sampling(temperature=0), "temperature"),
-        (Sampling(stop=("x",)), "stop"),
+        (Sampling(min_p=0.1), "min_p"),
+        (Sampling(presence_penalty=0.5), "presence_penalty"),
+        (Sampling(frequency_penalty=-1.0), "frequency_penalty"),
+        (Sampling(repetition_penalty=1.1), "repetition_penalty"),
+        (Sampling(logit_bias={"5": 1.0}), "logit_bias"),
     ],
 )
 def test_sampling_that_cannot_train_is_named(sampling: Sampling, word: str | None) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from atropos.inference.engines import Completion, Engine, EngineAddress, Progress, SampleRequest
+from atropos.inference.engines import Completion, EngineAddress, Progress, SampleRequest, TokenEngine
 from atropos.inference.vllm import VllmEngine
 from temporalio import activity
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
@@ -84,5 +84,5 @@ class ConnectAndDie:
     places: Places
     numbered: bool = True
 
-    def __call__(self, address: EngineAddress, *, vocabulary: int | None = None) -> Engine:
+    def __call__(self, address: EngineAddress, *, vocabulary: int | None = None) -> TokenEngine:
         return DieWhenPaid(address, vocabulary, self.places, self.numbered)

@@ -8,8 +8,8 @@ import httpx
 import pytest
 from atropos.contracts.runfile import EngineKind
 from atropos.environments.registry import load
-from atropos.inference.control import EngineControl
 from atropos.inference.engines import EngineAddress
+from atropos.inference.vllm_control import VllmControl
 from atropos.tests.inference.conformance import Target
 from transformers import AutoTokenizer
 
@@ -103,7 +103,7 @@ async def client(server: VllmServer) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @pytest.fixture
-async def control(address: EngineAddress) -> AsyncIterator[EngineControl]:
-    control = EngineControl(address)
+async def control(address: EngineAddress) -> AsyncIterator[VllmControl]:
+    control = VllmControl(address)
     yield control
     await control.close()

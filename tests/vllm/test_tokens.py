@@ -10,10 +10,11 @@ from atropos.contracts.records import EngineRecord
 from atropos.contracts.runfile import ModelConfig
 from atropos.contracts.sampling import Sampling
 from atropos.environments.registry import load
-from atropos.inference.control import EngineControl, publish
+from atropos.inference.control import publish
 from atropos.inference.engines import Completion, EngineAddress, SampleRequest
 from atropos.inference.pool import EnginePool
 from atropos.inference.tokens import TokenRenderer, load_renderer
+from atropos.inference.vllm_control import VllmControl
 from atropos.tests.inference.conformance import likeliest, reference_logprobs
 
 from ..support.world import ENVIRONMENTS
@@ -63,7 +64,7 @@ def apart(found: Sequence[float], expected: Sequence[float]) -> float:
 
 async def test_logprobs_are_those_of_transformers_before_and_after_each_reload(
     pool: EnginePool,
-    control: EngineControl,
+    control: VllmControl,
     weights: tuple[Path, Path],
     say: Say,
     record_property: Callable[[str, object], None],
@@ -95,7 +96,7 @@ async def test_logprobs_are_those_of_transformers_before_and_after_each_reload(
 
 
 async def test_the_likeliest_tokens_are_those_of_transformers(
-    pool: EnginePool, control: EngineControl, weights: tuple[Path, Path]
+    pool: EnginePool, control: VllmControl, weights: tuple[Path, Path]
 ) -> None:
     """A prefix that is cached or recomputed, alone or in a batch, gives the same ids."""
     await publish(control, path=weights[1], label="greedy", load_timeout_s=LOAD_S)
@@ -108,7 +109,7 @@ async def test_the_likeliest_tokens_are_those_of_transformers(
 
 
 async def test_a_conversation_with_a_tool_is_the_same_tokens_for_engine_and_trainer(
-    pool: EnginePool, control: EngineControl, renderer: TokenRenderer, weights: tuple[Path, Path]
+    pool: EnginePool, control: VllmControl, renderer: TokenRenderer, weights: tuple[Path, Path]
 ) -> None:
     await publish(control, path=weights[0], label="talk", load_timeout_s=LOAD_S)
     call = ToolCall(id="call_0", name="look", arguments={"at": 7})
@@ -131,7 +132,7 @@ async def test_a_conversation_with_a_tool_is_the_same_tokens_for_engine_and_trai
 
 
 async def test_requests_in_flight_live_through_a_reload_and_each_token_has_the_version_that_sampled_it(
-    pool: EnginePool, control: EngineControl, weights: tuple[Path, Path]
+    pool: EnginePool, control: VllmControl, weights: tuple[Path, Path]
 ) -> None:
     await publish(control, path=weights[0], label="old", load_timeout_s=LOAD_S)
     most = 400

@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from atropos.contracts.runfile import EngineKind
+from atropos.contracts.engines import EngineKind
 from atropos.contracts.sampling import Sampling
 from atropos.inference import vllm
 from atropos.inference.engines import Completion, EngineAddress, SampleRequest
