@@ -6,7 +6,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from atropos.contracts.runfile import EngineKind
+from atropos.contracts.engines import EngineKind
 from atropos.environments.registry import load
 from atropos.inference.engines import EngineAddress
 from atropos.inference.vllm_control import VllmControl

@@ -14,6 +14,7 @@ from atropos.inference.control import publish
 from atropos.inference.engines import Completion, EngineAddress, SampleRequest
 from atropos.inference.pool import EnginePool
 from atropos.inference.tokens import TokenRenderer, load_renderer
+from atropos.inference.vllm import VllmEngine
 from atropos.inference.vllm_control import VllmControl
 from atropos.tests.inference.conformance import likeliest, reference_logprobs
 
@@ -23,6 +24,7 @@ from .conftest import CONCURRENCY, TOLERANCE, Say
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(3600)]
 
 LOAD_S = 120.0
+Pool = EnginePool[VllmEngine]
 TOOLS = load(f"{ENVIRONMENTS}:Effects").spec.tool_specs()
 
 
@@ -32,15 +34,17 @@ def renderer(weights: tuple[Path, Path]) -> TokenRenderer:
 
 
 @pytest.fixture
-async def pool(address: EngineAddress, renderer: TokenRenderer) -> AsyncIterator[EnginePool]:
+async def pool(address: EngineAddress, renderer: TokenRenderer) -> AsyncIterator[Pool]:
     record = EngineRecord("vllm-0", "vllm", address.url, CONCURRENCY, None, "ready", None, None, None)
-    pool = EnginePool([record], lambda name: None, vocabulary=renderer.vocabulary)
+    pool = EnginePool(
+        [record], lambda name: None, connect=lambda address: VllmEngine(address, vocabulary=renderer.vocabulary)
+    )
     yield pool
     await pool.close()
 
 
 async def sampled(
-    pool: EnginePool,
+    pool: Pool,
     name: str,
     prompt: Sequence[int],
     *,
@@ -63,7 +67,7 @@ def apart(found: Sequence[float], expected: Sequence[float]) -> float:
 
 
 async def test_logprobs_are_those_of_transformers_before_and_after_each_reload(
-    pool: EnginePool,
+    pool: Pool,
     control: VllmControl,
     weights: tuple[Path, Path],
     say: Say,
@@ -96,7 +100,7 @@ async def test_logprobs_are_those_of_transformers_before_and_after_each_reload(
 
 
 async def test_the_likeliest_tokens_are_those_of_transformers(
-    pool: EnginePool, control: VllmControl, weights: tuple[Path, Path]
+    pool: Pool, control: VllmControl, weights: tuple[Path, Path]
 ) -> None:
     """A prefix that is cached or recomputed, alone or in a batch, gives the same ids."""
     await publish(control, path=weights[1], label="greedy", load_timeout_s=LOAD_S)
@@ -109,7 +113,7 @@ async def test_the_likeliest_tokens_are_those_of_transformers(
 
 
 async def test_a_conversation_with_a_tool_is_the_same_tokens_for_engine_and_trainer(
-    pool: EnginePool, control: VllmControl, renderer: TokenRenderer, weights: tuple[Path, Path]
+    pool: Pool, control: VllmControl, renderer: TokenRenderer, weights: tuple[Path, Path]
 ) -> None:
     await publish(control, path=weights[0], label="talk", load_timeout_s=LOAD_S)
     call = ToolCall(id="call_0", name="look", arguments={"at": 7})
@@ -132,7 +136,7 @@ async def test_a_conversation_with_a_tool_is_the_same_tokens_for_engine_and_trai
 
 
 async def test_requests_in_flight_live_through_a_reload_and_each_token_has_the_version_that_sampled_it(
-    pool: EnginePool, control: VllmControl, weights: tuple[Path, Path]
+    pool: Pool, control: VllmControl, weights: tuple[Path, Path]
 ) -> None:
     await publish(control, path=weights[0], label="old", load_timeout_s=LOAD_S)
     most = 400
