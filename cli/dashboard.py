@@ -58,7 +58,7 @@ def command(
         typer.echo(f"The dashboard is at http://{host}:{port}/runs")
 
     async def run() -> None:
-        async with access.opened_store(settings) as store:
+        async with access.opened_store(settings, connections=settings.database_pool) as store:
             links = ServedLinks(workflows)
             await serve(store, links, address=address, port=port, token=held, started=started)
 

@@ -128,7 +128,7 @@ async def _checked(quick: bool) -> dict[str, Any]:
     from ..db.migrate import revisions
 
     _, head = await asyncio.to_thread(revisions, _url())
-    async with access.opened_store(load_settings()) as store:
+    async with access.opened_store(load_settings(), long=True) as store:
         problems = await unproved(store)
         sizes = [asdict(size) for size in await table_sizes(store)]
         runs = []
@@ -165,7 +165,7 @@ def _show_check(found: dict[str, Any], console: Console) -> None:
 async def _pruned(runs: Sequence[str] | None, age: timedelta | None, keep: int, yes: bool) -> None:
     from ..db.care_prune import candidates
 
-    async with access.opened_store(load_settings()) as store:
+    async with access.opened_store(load_settings(), long=True) as store:
         named = None if runs is None else [(await access.find_run(store, run)).run_id for run in runs]
         found = await candidates(store, runs=named, older=age, keep_last=keep)
         going = [one for one in found if not one.kept]
@@ -211,7 +211,7 @@ async def _dumped(target: IO[bytes], runs: Sequence[str] | None) -> int:
     from ..db.care_dump import dump
 
     rows = 0
-    async with access.opened_store(load_settings()) as store:
+    async with access.opened_store(load_settings(), long=True) as store:
         named = None if runs is None else [(await access.find_run(store, run)).run_id for run in runs]
         async with aclosing(dump(store, target, named)) as streams:
             async for stream in streams:
@@ -225,7 +225,7 @@ async def _restored(file: Path) -> tuple[str, ...]:
     from ..db.care_dump import read_manifest, restore
 
     manifest = read_manifest(file)
-    async with access.opened_store(load_settings()) as store:
+    async with access.opened_store(load_settings(), long=True) as store:
         with file.open("rb") as source:
             async with aclosing(restore(store, source, manifest)) as streams:
                 async for stream in streams:

@@ -171,9 +171,9 @@ async def _one(
 
 async def _end_earlier(store: "Store", client: "Client") -> None:
     """Cancel what an interrupted demo left unfinished: this one's workers would go on with it beside their own."""
-    from ..db.runs import list_runs
+    from ..db.runs import RunRow, list_runs
     from .run_steer import cancel
 
     for row in await list_runs(store):
-        if is_live(row.state):
+        if isinstance(row, RunRow) and is_live(row.state):
             await cancel(store, client, row, "another demo was started")

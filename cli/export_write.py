@@ -102,7 +102,7 @@ def _target(request: Request) -> Path:
 async def _to_stdout(request: Request, settings: Settings) -> int:
     from ..db.exports import opened_export
 
-    async with access.opened_store(settings) as store:
+    async with access.opened_store(settings, long=True) as store:
         wanted = await _resolved(store, request)
         async with opened_export(store, wanted) as chosen:
             if not chosen.total:
@@ -118,7 +118,7 @@ async def _to_stdout(request: Request, settings: Settings) -> int:
 
 async def _to_files(request: Request, outs: list[Path], settings: Settings, begun: list[Note]) -> Note:
     """`begun` gets the last note that was kept."""
-    async with access.opened_store(settings) as store:
+    async with access.opened_store(settings, long=True) as store:
         request = replace(request, wanted=await _resolved(store, request))
         with opened_parts(outs, request.asked(), request.force) as parts:
             try:

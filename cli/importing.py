@@ -178,7 +178,7 @@ async def _imported(
     from ..db.importing import add_lines, note_import, open_import
 
     tally, progress = Tally(), _Progress("read")
-    async with access.opened_store(load_settings()) as store:
+    async with access.opened_store(load_settings(), long=True) as store:
         label = await open_import(store, run_id, environment, standard=standard, tokenizer=tokenizer or "unknown")
         for file in files:
             before = (tally.added, tally.known, tally.refused)

@@ -34,7 +34,7 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "dpo-gen": ("cli.export:dpo_gen", "Write pairs of answers as JSON lines or Parquet for preference optimisation."),
     "import": ("cli.importing:command", "Import groups and chats from JSON lines into a run of their own."),
     "db": ("cli.db:app", "Care for the store: upgrade, check, prune, dump and restore it."),
-    "policy": ("cli.policy:app", "Make the tiny policy of the dev stack."),
+    "policy": ("cli.policy:app", "Make the tiny policy of the dev stack, or a tied model ready for vLLM."),
     "worker": ("cli.worker:command", "Serve workflows and activities until stopped (the same as atropos-worker)."),
 }
 """Name → where it is defined, and its line in the help."""

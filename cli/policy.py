@@ -89,12 +89,7 @@ def ensure_policy_shown(home: Path, seed: int = 0, console: Console | None = Non
         return ensure_policy(home, seed, report)
 
 
-app = typer.Typer(help="The tiny policy of the demo.", no_args_is_help=True)
-
-
-@app.callback()
-def _group() -> None:
-    """Keeps `make` a command of its own, also while it is the only one."""
+app = typer.Typer(help="Model folders: the tiny policy, and tied embeddings.", no_args_is_help=True)
 
 
 @app.command("make")
@@ -109,6 +104,23 @@ def make(
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from None
     typer.echo(str(folder))
+
+
+@app.command("untie")
+def untie(folder: Annotated[Path, typer.Argument(help="Folder of a model with tied embeddings.")]) -> None:
+    """Write the head of a tied model into its folder, so that vLLM can serve it untied and take in new weights.
+
+    The policy stays tied. For a vLLM on a CPU that is quarantined because it goes on with the head it began with.
+    """
+    from ..trainer.heads import write_head
+    from ..trainer.problem import TrainerProblem
+
+    try:
+        head = write_head(folder)
+    except TrainerProblem as problem:
+        typer.echo(str(problem), err=True)
+        raise typer.Exit(1) from None
+    typer.echo(f"Wrote {head}. Start vLLM with --hf-overrides '{{\"tie_word_embeddings\": false}}'.")
 
 
 def _make(recipe: Recipe, folder: Path, progress: Callable[[PolicyProgress], None] | None) -> None:

@@ -18,7 +18,7 @@ from ..contracts.queues import WORKFLOWS
 from ..contracts.states import EvaluationState, IllegalTransition, RunState, is_live
 from ..contracts.workflows import RUN_WORKFLOW
 from ..db.evaluations import finish_evaluation, list_evaluations
-from ..db.runs import RunRow, list_runs, set_run_state
+from ..db.runs import RunRow, UnreadableRun, list_runs, set_run_state
 
 _LOOKED_AT = 1000
 _log = logging.getLogger("atropos.worker")
@@ -32,6 +32,9 @@ async def resume_runs(services: Services) -> list[str]:
     started = []
     for row in await list_runs(services.store, limit=_LOOKED_AT):
         if not is_live(row.state):
+            continue
+        if isinstance(row, UnreadableRun):
+            _log.warning("run %s is left as it is: %s", row.run_id, row.reason)
             continue
         status = await workflow_status(services.client, row.run_id)
         if status is None:

@@ -16,7 +16,7 @@ from ..contracts.states import EpisodeState, RunState
 from ..contracts.text import one_line
 from ..db.batches import Progress
 from ..db.evaluations import EvaluationRow
-from ..db.runs import RunRow
+from ..db.runs import RunRow, UnreadableRun
 from ..db.summary import EpisodeTotals, RunSummary
 
 _COLOURS: Final = {
@@ -28,7 +28,7 @@ _COLOURS: Final = {
 }
 
 
-def render_list(rows: Sequence[RunRow], console: Console) -> None:
+def render_list(rows: Sequence[RunRow | UnreadableRun], console: Console) -> None:
     """A table of runs, the newest first."""
     if not rows:
         console.print(Text("There are no runs yet; start one with `atropos run start -f run.yaml`."))
@@ -49,12 +49,12 @@ def render_list(rows: Sequence[RunRow], console: Console) -> None:
     console.print(table)
 
 
-def list_facts(rows: Sequence[RunRow]) -> list[dict[str, Any]]:
+def list_facts(rows: Sequence[RunRow | UnreadableRun]) -> list[dict[str, Any]]:
     """The same for programs."""
     return [
         {
             "run": row.run_id,
-            "name": row.config.name,
+            "name": row.name,
             "state": row.state,
             "reason": row.reason,
             "waiting_for": row.waiting_for,

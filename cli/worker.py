@@ -33,7 +33,7 @@ from ..db.migrate import check
 from ..db.store import open_store
 from ..environments.faults import EnvironmentProblem
 from ..environments.pool import ProcessPool
-from ..inference.connect import connect_engine
+from ..inference.connect import connect_control, connect_engine
 from ..inference.control import EngineControl
 from ..inference.engines import EngineAddress
 from ..inference.tokens import load_code
@@ -67,7 +67,7 @@ class Replaced:
     """What benchmarks and fault tests put in the place of a worker's own parts."""
 
     connect_engine: Connect = connect_engine
-    control_engine: Callable[[EngineAddress], EngineControl] = EngineControl
+    control_engine: Callable[[EngineAddress], EngineControl] = connect_control
     workflows: Sequence[type] = WORKFLOWS
     interceptors: Sequence[Interceptor] = ()
     stuck_s: float = STUCK_S

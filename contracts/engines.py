@@ -19,6 +19,8 @@ HttpUrl = Annotated[str, StringConstraints(pattern=URL)]
 class EngineKind(StrEnum):
     VLLM = "vllm"
     """A vLLM server."""
+    SGLANG = "sglang"
+    """An SGLang server."""
     DEV = "dev"
     """The engine that comes with Atropos."""
     OPENAI = "openai"
@@ -52,6 +54,7 @@ _SERVERS: Final = _TRUNCATED | _PENALTIES | {"min_p", "repetition_penalty", "log
 
 CAPABILITIES: Final = {
     EngineKind.VLLM: Capabilities(tokens=True, publishes=True, sampling=_SERVERS),
+    EngineKind.SGLANG: Capabilities(tokens=True, publishes=True, sampling=_SERVERS),
     EngineKind.DEV: Capabilities(tokens=True, publishes=True, sampling=_TRUNCATED),
     EngineKind.OPENAI: Capabilities(
         tokens=False, publishes=False, sampling=_PENALTIES | {"top_p", "logit_bias", "stop"}

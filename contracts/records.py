@@ -11,6 +11,7 @@ from typing import Any
 from .engines import HostedOptions
 from .ids import EpisodeKey
 from .messages import Message, ToolCall
+from .numbers import LARGEST
 from .reasons import FailureKind, FinishReason, StopReason
 from .states import EpisodeState, RunState
 
@@ -54,6 +55,8 @@ def check_sampled(what: str, sampled: list[int], logprobs: list[float], spans: t
         raise BadRecord(f"{what}: {len(sampled)} sampled ids and {len(logprobs)} logprobs; they must be equally many")
     if not all(map(math.isfinite, logprobs)):
         raise BadRecord(f"{what}: a logprob is not finite")
+    if logprobs and max(-min(logprobs), max(logprobs)) > LARGEST:
+        raise BadRecord(f"{what}: a logprob is beyond {LARGEST:g} and no float32")
     position = 0
     for span in spans:
         if span.start != position or span.end <= span.start:

@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field, StringConstraints, ValidationError, model
 from .base import MOST, Strict
 from .engines import CAPABILITIES, URL, EngineConfig, HttpUrl, why_untrainable_engine
 from .limits import Limits
+from .numbers import LARGEST
 from .sampling import Sampling
 from .text import shortened
 from .training import BatchConfig, PublishConfig, StalenessConfig, TrainerConfig, TrainerKind, WandbConfig
@@ -51,7 +52,7 @@ class EnvironmentConfig(Strict):
     """Entry point name, `module:Class`, or `path/to/file.py[:Class]`."""
     name: Name | None = None
     """What rows and pages call it; default: derived from `id`."""
-    weight: float = Field(default=1.0, gt=0)
+    weight: float = Field(default=1.0, gt=0, le=LARGEST)
     """Share of the groups that count."""
     group_size: int = Field(default=8, ge=1, le=1024)
     """Episodes of one task; at least 2 to train on, since advantages compare them."""

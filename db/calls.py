@@ -13,7 +13,7 @@ from ..contracts.messages import ToolCall
 from ..contracts.records import CallRecord
 from .encoding import (
     StoredState,
-    check_finite,
+    check_bounded,
     clean,
     clean_or_none,
     decode_messages,
@@ -124,7 +124,7 @@ def _loaded(text: str) -> Any:
 
 def call_values(record: CallRecord) -> dict[str, Any]:
     """The columns of a call, without the key of its episode."""
-    check_finite((record.reward, record.seconds), f"turn {record.turn}: a reward or duration")
+    check_bounded((record.reward, record.seconds), f"turn {record.turn}: a reward or duration")
     call = None if record.call is None else record.call.model_dump()
     replies = [plain_message(message) for message in record.replies]
     parts = (call, record.content, record.error, replies, record.info)

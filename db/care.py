@@ -12,9 +12,6 @@ from .audit import Audit, audit_run
 from .models import Base
 from .store import Store
 
-NO_HURRY: Final = "SET LOCAL statement_timeout = 0"
-"""For statements that take as long as there are rows: whoever asked for one waits for it."""
-
 _UNPROVED: Final = """
 SELECT 'constraint ' || conname || ' of ' || conrelid::regclass || ' was never checked against the rows there are'
 FROM pg_constraint WHERE connamespace = current_schema()::regnamespace AND NOT convalidated

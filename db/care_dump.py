@@ -19,8 +19,8 @@ from typing import IO, Any, Final
 
 from sqlalchemy import Table
 
-from .care import NO_HURRY
 from .errors import Refused, StoreError, Unknown
+from .limits import NO_HURRY
 from .models import Base
 from .store import Direct, Store
 

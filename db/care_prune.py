@@ -14,8 +14,8 @@ from datetime import timedelta
 from typing import Final
 
 from ..contracts.states import LIVE_RUNS
-from .care import NO_HURRY
 from .errors import Refused
+from .limits import NO_HURRY
 from .models import Base
 from .store import Direct, Store
 

@@ -20,6 +20,7 @@ from typing import Any, Final
 from pydantic import TypeAdapter
 
 from ..contracts.messages import Message
+from ..contracts.numbers import LARGEST, why_no_number
 from ..contracts.records import BadRecord
 
 INLINE_STATE: Final = 2048
@@ -169,6 +170,14 @@ def check_finite(values: Iterable[float | None], what: str) -> None:
     for value in values:
         if value is not None and not math.isfinite(value):
             raise BadRecord(f"{what} is not finite: {value}")
+
+
+def check_bounded(values: Iterable[float | None], what: str, largest: float = LARGEST) -> None:
+    """Raise BadRecord where a number that a person or scorer supplied is not finite, or so large that sums overflow."""
+    for value in values:
+        problem = None if value is None else why_no_number(value, largest)
+        if problem is not None:
+            raise BadRecord(f"{what} is {value}; {problem}")
 
 
 def _dumped(value: Any, *, allow_nan: bool = True) -> str:

@@ -12,10 +12,11 @@ from ..contracts.activities import EpisodeResult
 from ..contracts.episode import Score
 from ..contracts.ids import EpisodeKey
 from ..contracts.messages import preview
+from ..contracts.numbers import LARGEST_TOTAL
 from ..contracts.reasons import FailureKind, StopReason
 from ..contracts.records import BadRecord
 from ..contracts.states import EpisodeState
-from .encoding import check_finite, clean_or_none
+from .encoding import check_bounded, clean_or_none
 from .late import ENDED, keep_late, params
 from .scores import INSERT as INSERT_SCORE
 from .scores import LOCK, score_values
@@ -74,7 +75,7 @@ async def finish_episode(
     never started makes its row. `scorer_version` defaults to the episode's environment version.
     Raises Unknown where there is nothing to end, BadRecord for numbers that are not finite or `failed` without a kind.
     """
-    check_finite((reward,), "the reward")
+    check_bounded((reward,), "the reward", LARGEST_TOTAL)
     if stop is StopReason.FAILED and (failure is None or failure in VALID_FAILURES):
         raise BadRecord(
             f"an episode that stopped as `failed` needs a failure kind that makes it invalid, not {failure}"

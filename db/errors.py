@@ -15,6 +15,10 @@ class StoreUnreachable(StoreError):
     """Postgres did not answer or went away. Trying again may help."""
 
 
+class StoreBusy(StoreUnreachable):
+    """Postgres is there, but others were in the way for longer than we wait. Trying again may help as well."""
+
+
 class SchemaMismatch(StoreError):
     """The database's schema is not the one this build needs."""
 
@@ -33,6 +37,10 @@ class RunExists(StoreError):
 
 class Unknown(StoreError):
     """A run, group, episode, engine or evaluation that has no row."""
+
+
+class Unreadable(StoreError):
+    """A row that this build cannot read: another one wrote it, with other rules."""
 
 
 class Refused(StoreError):

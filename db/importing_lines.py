@@ -8,7 +8,6 @@ by that, since whoever stores the group stores the line's bytes beside it.
 
 import hashlib
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -16,6 +15,7 @@ from statistics import fmean
 from typing import Any, Final
 
 from ..contracts.messages import Message, assistant, user
+from ..contracts.numbers import LARGEST, why_no_number
 from ..contracts.reasons import FinishReason, StopReason
 from ..contracts.records import BadRecord, CallRecord, TurnRecord, VersionSpan
 from .importing_messages import BadLine, Conversation, joined, messages_of, shown, taken_apart
@@ -25,8 +25,6 @@ IMPORTED: Final = "imported"
 LONGEST: Final = 256 * 1024 * 1024
 """Bytes of a line; Postgres takes no JSON string that is longer."""
 _UNMASKED: Final = -100
-_LARGEST: Final = 1e300
-"""Sums and differences of larger scores would leave the range of a float8."""
 _ABOVE_ANY: Final = 1e-3
 """Log-probabilities are at most 0 but for rounding; the original writes 1.0 where it has none."""
 
@@ -117,13 +115,10 @@ def _number(value: object, where: str) -> float | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise BadLine(f"{where} is {shown(value)}, not a number")
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    if not abs(number) <= _LARGEST:
-        raise BadLine(f"{where} is {shown(value)}: a score must be a finite number no larger than {_LARGEST:g}")
-    return number
+    problem = why_no_number(value)
+    if problem is not None:
+        raise BadLine(f"{where} is {shown(value)}; {problem}")
+    return float(value)
 
 
 def _score_of(document: Mapping[str, Any]) -> tuple[str, float | None]:
@@ -306,8 +301,10 @@ def _logprobs(value: object, length: int, stretches: Sequence[tuple[int, int]], 
             one = value[place]
             if one is None or one is True:
                 return None
-            if not isinstance(one, int | float) or not math.isfinite(one):
-                raise BadLine(f"inference_logprobs{where}[{place}] is {shown(one)}, not a finite number")
+            if not isinstance(one, int | float):
+                raise BadLine(f"inference_logprobs{where}[{place}] is {shown(one)}, not a number")
+            if (problem := why_no_number(one)) is not None:
+                raise BadLine(f"inference_logprobs{where}[{place}] is {shown(one)}; {problem}")
             if one > _ABOVE_ANY:
                 return None
     return value
@@ -338,7 +335,7 @@ def _temperature(document: Mapping[str, Any], index: int) -> float:
     own = each[index] if isinstance(each, list) and index < len(each) else None
     for place in (own, document.get("group_overrides"), document.get("generation_params")):
         value = place.get("temperature") if isinstance(place, Mapping) else None
-        if isinstance(value, int | float) and 0 <= value < math.inf:
+        if isinstance(value, int | float) and 0 <= value <= LARGEST:
             return float(value)
     return 1.0
 

@@ -19,7 +19,7 @@ from ..contracts.reasons import StopReason
 from ..contracts.records import BadRecord, CallRecord, NewGroup, TurnRecord
 from ..contracts.states import EpisodeState, GroupState
 from .calls import call_values
-from .encoding import check_finite, clean, clean_or_none, encode, encode_state, plain_message
+from .encoding import check_bounded, clean, clean_or_none, encode, encode_state, plain_message
 from .errors import Refused
 from .runs import unknown_run
 from .store import Direct, Store
@@ -159,7 +159,7 @@ class _Rows:
         for call in episode.calls:
             self._call(who, call)
         for score in episode.scores:
-            check_finite((score.value, score.weight), f"score {score.name!r}: a value or weight")
+            check_bounded((score.value, score.weight), f"score {score.name!r}: a value or weight")
             self._rows["scores"].append(
                 (*who, clean(score.name), clean(episode.scorer_version), score.value, score.weight, score.metric)
             )

@@ -1,12 +1,14 @@
 """Bring a database to the schema of this build, or say what is wrong with it.
 
 Invariant: all missing migrations run in one transaction behind one advisory lock, so that two processes that start
-together migrate once, and a migration that fails leaves the schema as it was.
+together migrate once, and a migration that fails leaves the schema as it was. A migration never waits long for a
+table: whoever wants to write would wait behind it. It gives up after a moment, with all it did, and tries again.
 """
 
 import argparse
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -15,34 +17,63 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from psycopg.errors import LockNotAvailable
 from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
-from .errors import SchemaTooNew, SchemaTooOld, StoreError
+from .errors import SchemaTooNew, SchemaTooOld, StoreBusy, StoreError
 from .store import CONNECT_TIMEOUT_S, parse_url, unreachable
 
 LOCK: Final = 0x6174726F706F73
 """Any fixed number; this one spells `atropos`."""
 _HOW: Final = "run `atropos db upgrade`"
+LOCK_S: Final = 3
+"""Seconds that a migration waits for a table which somebody reads or writes, and all later ones behind it."""
+TRIES: Final = 10
+_APART_S: Final = 2.0
 
 
 def upgrade(url: str, revision: str = "head") -> None:
     """Run the migrations that are missing. Safe to call from several processes at once.
 
-    Raises StoreUnreachable, or SchemaTooNew where a newer build was here.
+    Raises StoreUnreachable, StoreBusy where somebody holds a table for long, or SchemaTooNew where a newer build was
+    here.
     """
-    with _transaction(url) as connection:
-        connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": LOCK})
+
+    def migrate(connection: Connection) -> None:
         _refuse_newer(_current(connection), _scripts())
         command.upgrade(_config(connection), revision)
+
+    _changed(url, migrate)
 
 
 def downgrade(url: str, revision: str) -> None:
     """Undo migrations down to `revision` (`base`: all, and with them every row). For tests and emergencies."""
-    with _transaction(url) as connection:
-        connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": LOCK})
-        command.downgrade(_config(connection), revision)
+    _changed(url, lambda connection: command.downgrade(_config(connection), revision))
+
+
+def _changed(url: str, change: Callable[[Connection], None]) -> None:
+    """Change the schema alone. Raises StoreBusy where a table could not be had in many tries."""
+    for again in reversed(range(TRIES)):
+        try:
+            with _transaction(url) as connection:
+                # Behind another migration we wait as long as it takes: nobody waits behind us for that.
+                connection.execute(text("SET LOCAL statement_timeout = 0"))
+                connection.execute(text("SET LOCAL lock_timeout = 0"))
+                connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": LOCK})
+                connection.execute(text(f"SET LOCAL lock_timeout = '{LOCK_S}s'"))
+                change(connection)
+                break
+        except DBAPIError as error:
+            if not isinstance(error.orig, LockNotAvailable):
+                raise
+            if not again:
+                raise StoreBusy(
+                    "The schema was not changed: a table is in use by a transaction that does not end (an export, a "
+                    "dump or a session of psql, say); let that finish and try again."
+                ) from error
+        time.sleep(_APART_S)
 
 
 def revisions(url: str) -> tuple[str | None, str]:

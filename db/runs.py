@@ -5,20 +5,23 @@ state it is in, so of two writers that race one sees that it was too late.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from pydantic import ValidationError
 from sqlalchemy import func, select, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ..contracts.limits import Limits
-from ..contracts.runfile import RunConfig, RunFileError
+from ..contracts.numbers import LARGEST
+from ..contracts.runfile import RunConfig, RunFileError, parse_run
 from ..contracts.states import IllegalTransition, RunState, is_live, sources
 from ..contracts.tasks import content_hash
+from ..contracts.text import one_line
 from .encoding import clean_or_none, encode
-from .errors import Refused, RunExists, Unknown
+from .errors import Refused, RunExists, Unknown, Unreadable
 from .models import EnvironmentRow, Run
 from .store import Store
 from .summary import RunSummary, run_summary
@@ -27,10 +30,12 @@ __all__ = [
     "NewEnvironment",
     "RunRow",
     "RunSummary",
+    "UnreadableRun",
     "create_run",
     "get_run",
     "insert_run",
     "list_runs",
+    "readable",
     "run_state",
     "run_summary",
     "set_run_state",
@@ -70,6 +75,25 @@ class RunRow:
     created_at: datetime
     changed_at: datetime
     ended_at: datetime | None
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+
+@dataclass(frozen=True)
+class UnreadableRun:
+    """A run whose file this build does not accept, for lists: it hides no other one."""
+
+    run_id: str
+    name: str
+    state: RunState
+    reason: str
+    """A sentence: what is wrong with its file."""
+    created_at: datetime
+    ended_at: datetime | None
+    waiting_for: None = None
+    weights: dict[str, float] = field(default_factory=dict)
 
 
 async def create_run(store: Store, run_id: str, config: RunConfig, environments: list[NewEnvironment]) -> RunRow:
@@ -119,14 +143,14 @@ async def insert_run(
             )
             .on_conflict_do_nothing()
         )
-    return (await _read(connection, Run.run_id == run_id, 1))[0]
+    return await _read_one(connection, run_id)
 
 
 async def get_run(store: Store, run_id: str) -> RunRow | None:
-    """The run, or None."""
+    """The run, or None. Raises Unreadable where this build does not accept its file."""
     async with store.begin() as connection:
         found = await _read(connection, Run.run_id == run_id, 1)
-    return found[0] if found else None
+    return readable(found[0]) if found else None
 
 
 async def run_state(store: Store, run_id: str) -> RunState | None:
@@ -136,8 +160,8 @@ async def run_state(store: Store, run_id: str) -> RunState | None:
     return None if row is None else RunState(row[0])
 
 
-async def list_runs(store: Store, limit: int = 50) -> list[RunRow]:
-    """The newest runs first."""
+async def list_runs(store: Store, limit: int = 50) -> list[RunRow | UnreadableRun]:
+    """The newest runs first, those too that cannot be read."""
     async with store.begin() as connection:
         return await _read(connection, None, limit)
 
@@ -178,8 +202,8 @@ async def tune_run(store: Store, run_id: str, concurrency: int | None, weights: 
     if concurrency is not None and not 1 <= concurrency <= 2000:
         raise Refused(f"concurrency: must be between 1 and 2000 groups, not {concurrency}")
     for label, weight in weights.items():
-        if not 0 < weight < float("inf"):
-            raise Refused(f"weights: {label} must have a finite weight above 0, not {weight}")
+        if not 0 < weight <= LARGEST:
+            raise Refused(f"weights: {label} must have a weight above 0 and of at most {LARGEST:g}, not {weight}")
     async with store.begin() as connection:
         state = await connection.scalar(select(Run.state).where(Run.run_id == run_id).with_for_update(key_share=True))
         if state is None:
@@ -196,7 +220,7 @@ async def tune_run(store: Store, run_id: str, concurrency: int | None, weights: 
             )
             if not changed.rowcount:
                 raise Refused(f"weights: the run {run_id} has no environment called {label!r}")
-        return (await _read(connection, Run.run_id == run_id, 1))[0]
+        return await _read_one(connection, run_id)
 
 
 async def set_waiting(store: Store, run_id: str, reason: str | None, state: RunState = RunState.RUNNING) -> None:
@@ -217,40 +241,66 @@ def unknown_run(run_id: str) -> Unknown:
     return Unknown(f"There is no run called {run_id}; `atropos run list` shows those there are.")
 
 
-async def _read(connection: AsyncConnection, condition: Any, limit: int) -> list[RunRow]:
+async def _read_one(connection: AsyncConnection, run_id: str) -> RunRow:
+    return readable((await _read(connection, Run.run_id == run_id, 1))[0])
+
+
+def readable(run: RunRow | UnreadableRun) -> RunRow:
+    """The run. Raises Unreadable where it is one that cannot be read."""
+    if isinstance(run, UnreadableRun):
+        raise Unreadable(run.reason)
+    return run
+
+
+async def _read(connection: AsyncConnection, condition: Any, limit: int) -> list[RunRow | UnreadableRun]:
     runs = select(Run.__table__).order_by(Run.created_at.desc(), Run.run_id).limit(limit)
     if condition is not None:
         runs = runs.where(condition)
     rows = (await connection.execute(runs)).all()
     chosen = [row.run_id for row in rows]
-    mixture: dict[str, list[NewEnvironment]] = {run_id: [] for run_id in chosen}
+    mixture: dict[str, list[Any]] = {run_id: [] for run_id in chosen}
     for row in await connection.execute(
         select(EnvironmentRow.__table__).where(EnvironmentRow.run_id.in_(chosen)).order_by(EnvironmentRow.label)
     ):
-        mixture[row.run_id].append(
-            NewEnvironment(
-                label=row.label,
-                ref=row.ref,
-                version=row.version,
-                args=row.args,
-                group_size=row.group_size,
-                weight=row.weight,
-                limits=Limits.model_validate(row.limits),
-            )
-        )
-    return [
-        RunRow(
+        mixture[row.run_id].append(row)
+    return [_run_of(row, mixture[row.run_id]) for row in rows]
+
+
+def _run_of(row: Any, environments: list[Any]) -> RunRow | UnreadableRun:
+    try:
+        config = parse_run(row.config)
+        mixture = tuple(_environment_of(one) for one in environments)
+    except (RunFileError, ValidationError) as error:
+        return UnreadableRun(
             run_id=row.run_id,
-            config=RunConfig.model_validate(row.config),
+            name=row.name,
             state=RunState(row.state),
-            reason=row.reason,
-            waiting_for=row.waiting_for,
-            concurrency=row.concurrency,
-            weights={environment.label: environment.weight for environment in mixture[row.run_id]},
-            environments=tuple(mixture[row.run_id]),
+            reason=f"This build cannot read the file of {row.run_id} ({one_line(str(error))}).",
             created_at=row.created_at,
-            changed_at=row.changed_at,
             ended_at=row.ended_at,
         )
-        for row in rows
-    ]
+    return RunRow(
+        run_id=row.run_id,
+        config=config,
+        state=RunState(row.state),
+        reason=row.reason,
+        waiting_for=row.waiting_for,
+        concurrency=row.concurrency,
+        weights={environment.label: environment.weight for environment in mixture},
+        environments=mixture,
+        created_at=row.created_at,
+        changed_at=row.changed_at,
+        ended_at=row.ended_at,
+    )
+
+
+def _environment_of(row: Any) -> NewEnvironment:
+    return NewEnvironment(
+        label=row.label,
+        ref=row.ref,
+        version=row.version,
+        args=row.args,
+        group_size=row.group_size,
+        weight=row.weight,
+        limits=Limits.model_validate(row.limits),
+    )

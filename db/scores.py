@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from ..contracts.episode import Score
 from ..contracts.ids import EpisodeKey
-from .encoding import check_finite, clean
+from .encoding import check_bounded, clean
 from .late import ENDED, TAKEN, keep_late, params
 from .store import Direct, Store
 from .turns import refuse_unknown
@@ -92,7 +92,7 @@ async def scores_beside(store: Store, key: EpisodeKey) -> list[tuple[str, Score]
 
 def score_values(key: EpisodeKey, score: Score, version: str | None, states: tuple[str, ...]) -> dict[str, Any]:
     """Parameters of `INSERT`; a version of None is the episode's environment version."""
-    check_finite((score.value, score.weight), f"score {score.name!r}: a value or weight")
+    check_bounded((score.value, score.weight), f"score {score.name!r}: a value or weight")
     return params(key) | {
         "name": clean(score.name),
         "scorer": version,

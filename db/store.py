@@ -1,9 +1,10 @@
 """A pool of connections to the trajectory store.
 
 Invariant: a process holds at most `pool_size` connections, and a broken one never poisons the next caller: the whole
-pool is replaced and whoever noticed gets `StoreUnreachable`, which says that trying again may help. Without `prepare`
-nothing of ours lives in a server session between two transactions, so a transaction-pooling PgBouncer may stand
-in between.
+pool is replaced and whoever noticed gets `StoreUnreachable`, which says that trying again may help. Nobody waits for
+ever: not for a connection, a lock, a statement (`limits`) or a server that has vanished from the network. Without
+`prepare` nothing of ours lives in a server session between two transactions, so a transaction-pooling PgBouncer may
+stand in between.
 
 Two ways in. `direct()` gives a psycopg connection in autocommit for the statements of every turn: one statement, one
 round trip, no transaction around it. `begin()` gives an SQLAlchemy connection inside one transaction for the rest.
@@ -22,13 +23,24 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.util import greenlet_spawn
 
-from .errors import Refused, StoreError, StoreUnreachable, gist
+from .errors import Refused, StoreBusy, StoreError, StoreUnreachable, gist
+from .limits import WORK, TimeLimits
 
 MAX_POOL: Final = 8
 """A dozen processes then stay below Postgres' default of 100 connections."""
 CONNECT_TIMEOUT_S: Final = 10
 OLDEST_POSTGRES: Final = 15
 _DRIVER: Final = "postgresql+psycopg"
+_ALIVE: Final = {"keepalives_idle": 15, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 30_000}
+"""libpq's: a server that is gone without a word, as after a failover, is noticed within 30 s."""
+_IN_THE_WAY: Final = {
+    "57014": "a statement took longer than it may",
+    "55P03": "a lock was held by another transaction for too long",
+    "40P01": "two transactions waited for each other",
+    "40001": "another transaction changed the same rows",
+}
+"""SQLSTATEs of what was undone and may be done again, and what they mean."""
+_TOO_LONG_IDLE: Final = "25P03"
 
 Direct = psycopg.AsyncConnection[tuple[Any, ...]]
 
@@ -59,7 +71,7 @@ class Store:
                 await asyncio.shield(greenlet_spawn(give_back))
         except (PoolTimeout, DBAPIError, psycopg.Error) as error:
             translated = _translated(self._pool.url, error)
-            if isinstance(translated, StoreUnreachable) and not isinstance(error, PoolTimeout):
+            if isinstance(translated, StoreUnreachable) and not isinstance(translated, StoreBusy):
                 await self._pool.dispose()
             if translated is error:  # an error that is its own cause has no end for whoever walks the chain
                 raise
@@ -82,9 +94,10 @@ class Store:
         await self._pool.dispose()
 
 
-async def open_store(url: str, *, pool_size: int = MAX_POOL, prepare: bool = True) -> Store:
+async def open_store(url: str, *, pool_size: int = MAX_POOL, limits: TimeLimits = WORK, prepare: bool = True) -> Store:
     """Connect once to see that it works, and return the store.
 
+    `limits`: how long its connections wait and hold; options in the URL win.
     `prepare`: let the server keep prepared statements (and their planner's setting) in its sessions; faster, but not
     through PgBouncer.
     Raises StoreUnreachable, or StoreError for an unusable URL or a Postgres older than 15.
@@ -98,8 +111,9 @@ async def open_store(url: str, *, pool_size: int = MAX_POOL, prepare: bool = Tru
         skip_autocommit_rollback=True,
         pool_size=pool_size,
         max_overflow=0,
+        pool_timeout=limits.wait,
         pool_use_lifo=True,
-        connect_args=_connect_args(parsed, prepare),
+        connect_args=_connect_args(parsed, limits, prepare),
     )
     store = Store(pool)
     try:
@@ -115,15 +129,17 @@ async def open_store(url: str, *, pool_size: int = MAX_POOL, prepare: bool = Tru
     return store
 
 
-def _connect_args(url: URL, prepare: bool) -> dict[str, Any]:
+def _connect_args(url: URL, limits: TimeLimits, prepare: bool) -> dict[str, Any]:
     arguments: dict[str, Any] = {
         "prepare_threshold": 0 if prepare else None,
         "connect_timeout": int(str(url.query.get("connect_timeout", CONNECT_TIMEOUT_S))),
         "application_name": str(url.query.get("application_name", "atropos")),
     }
+    arguments |= {name: value for name, value in _ALIVE.items() if name not in url.query}
     if prepare:
+        # Of two options the later one counts, so a person's word wins.
         # A plan made while a table is small is kept while it grows; with this cost it is an index scan from the start.
-        arguments["options"] = f"{url.query.get('options', '')} -c random_page_cost=1.1".strip()
+        arguments["options"] = f"-c random_page_cost=1.1 {limits.options} {url.query.get('options', '')}".strip()
     return arguments
 
 
@@ -166,8 +182,13 @@ def _is_idle(connection: Direct) -> bool:
 def _translated(url: URL, error: PoolTimeout | DBAPIError | psycopg.Error) -> Exception:
     """What a driver's error means for our callers."""
     if isinstance(error, PoolTimeout):
-        return StoreUnreachable(f"All connections of this process to {masked(url)} are busy; try again.")
+        return StoreBusy(f"All connections of this process to {masked(url)} are busy with other work; try again.")
     cause = error.orig if isinstance(error, DBAPIError) else error
+    state = cause.sqlstate if isinstance(cause, psycopg.Error) else None
+    if state in _IN_THE_WAY:
+        return StoreBusy(f"Postgres at {masked(url)} gave up on this, since {_IN_THE_WAY[state]}; try again.")
+    if state == _TOO_LONG_IDLE:
+        return StoreUnreachable(f"Postgres at {masked(url)} ended a transaction that did nothing for long; try again.")
     if isinstance(cause, psycopg.OperationalError) and _lost(cause):
         return unreachable(url, cause)
     if isinstance(cause, psycopg.IntegrityError | psycopg.DataError):

@@ -14,6 +14,7 @@ from typing_extensions import TypeVar
 from ..contracts.base import Strict
 from ..contracts.limits import Limits
 from ..contracts.messages import Message, user
+from ..contracts.numbers import Bounded
 from .faults import BadEnvironment
 from .marks import Kind, Mark, mark_of
 from .parameters import HOOKS, check_hook, check_marked
@@ -66,7 +67,7 @@ class Step(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     messages: tuple[Message, ...] = ()
-    reward: float | None = Field(default=None, allow_inf_nan=False)
+    reward: Bounded | None = None
     done: bool = False
     truncated: bool = False
     info: dict[str, JsonValue] = Field(default_factory=dict)

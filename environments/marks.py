@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any, Final, Literal, TypeVar, overload
 
 from ..contracts.activities import ScorerPlan
+from ..contracts.numbers import why_no_number
 from ..contracts.reasons import RunAt
 from .faults import BadEnvironment
 
@@ -77,8 +78,9 @@ def _check(name: str, mark: Mark) -> None:
             f"{what}: inline work has at most {INLINE_SECONDS:g} s, not {mark.timeout:g}; "
             'use run="process" or "activity"'
         )
-    if not math.isfinite(mark.weight):
-        raise BadEnvironment(f"{what}: weight must be a finite number, not {mark.weight!r}")
+    problem = why_no_number(mark.weight)
+    if problem is not None:
+        raise BadEnvironment(f"{what}: the weight is {mark.weight!r}; {problem}")
     if mark.min_valid < 1:
         raise BadEnvironment(f"{what}: min_valid must be at least 1, not {mark.min_valid!r}")
 

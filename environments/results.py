@@ -15,6 +15,7 @@ from pydantic_core import PydanticSerializationError
 
 from ..contracts.base import Wire
 from ..contracts.messages import Message
+from ..contracts.numbers import why_no_number
 from ..contracts.tasks import Task
 from .base import State, Step
 from .faults import EnvironmentFault
@@ -79,15 +80,15 @@ def as_text(value: Any) -> str:
 
 
 def as_number(where: str, value: Any) -> float | None:
-    """A score: a finite number, or None for unscored. Raises EnvironmentFault for anything else."""
+    """A score: a finite number within bounds, or None for unscored. Raises EnvironmentFault for anything else."""
     if value is None:
         return None
     if not isinstance(value, Real):
         raise EnvironmentFault(f"{where} returned {_shown(value)}; a score is a finite number, or None for unscored")
-    number = float(value)
-    if not math.isfinite(number):
-        raise EnvironmentFault(f"{where} returned {number}; a score must be finite, or None for unscored")
-    return number
+    problem = why_no_number(value)
+    if problem is not None:
+        raise EnvironmentFault(f"{where} returned {_shown(value)}; {problem}, or None for unscored")
+    return float(value)
 
 
 def as_numbers(where: str, values: Any, members: int) -> tuple[float | None, ...]:

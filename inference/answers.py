@@ -1,22 +1,18 @@
-"""What an engine answers on the token wire, read and checked: whole, or event by event.
+"""What an engine answers on vLLM's token wire, read and checked: whole, or event by event.
 
 Invariant: a streamed completion is the same `Completion` as one that came at once. Each event is checked as it comes,
 so that a part of it may be kept, and the whole is checked again by the one reader that knows what is consistent.
 """
 
 import json
-import math
 from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from typing import Any, Final
 
 from ..contracts.reasons import FinishReason
+from .checks import Grown, Sampled, completion_of, impossible, inconsistent
 from .engines import Completion, LabelSpan, SampleRequest
 from .errors import EngineFailure, failure_from_status, malformed, quoted, unavailable
 
-_INVENTED_LOGPROB: Final = -9998.0
-"""vLLM writes -9999 where it has no logprob."""
-_SLACK: Final = 1e-3
-"""A logprob may exceed 0 by rounding, not by more."""
 _FIELDS: Final = frozenset({b"", b"event", b"id", b"retry"})
 """Of server-sent events, those that say nothing here; an empty one is a comment."""
 
@@ -30,36 +26,21 @@ def read_completion(
         if len(choices) != 1:
             raise malformed(f"{who} answered with {len(choices)} completions for one request")
         choice = choices[0]
-        finish = _finish(who, choice["finish_reason"])
-        token_ids = choice["token_ids"]
         entries = choice["logprobs"]["content"]
-        spans = tuple(LabelSpan(s["version"], s["start"], s["end"]) for s in choice["weight_versions"])
-        prompt_tokens, completion_tokens = usage["prompt_tokens"], usage["completion_tokens"]
-        logprobs = [entry["logprob"] for entry in entries]
-        echoed = [entry.get("token_id") for entry in entries]
+        sampled = Sampled(
+            token_ids=choice["token_ids"],
+            logprobs=[entry["logprob"] for entry in entries],
+            echoed=[entry.get("token_id") for entry in entries],
+            finish=finish_of(who, choice["finish_reason"]),
+            spans=spans_of(choice["weight_versions"]),
+            prompt_tokens=usage["prompt_tokens"],
+            completion_tokens=usage["completion_tokens"],
+        )
     except (KeyError, TypeError, AttributeError) as error:
         raise malformed(f"{who} left out or misspelt a field of the completion: {error!r}") from None
-    problem = (
-        _token_problem(request, token_ids, vocabulary)
-        or _end_problem(request, token_ids, finish)
-        or _logprob_problem(token_ids, logprobs, echoed)
-        or _span_problem(len(token_ids), spans)
-    )
-    if problem is None and prompt_tokens != len(request.prompt_ids):
-        problem = f"it read {prompt_tokens} prompt tokens where {len(request.prompt_ids)} were sent"
-    if problem is None and completion_tokens != len(token_ids):
-        problem = f"it counts {completion_tokens} sampled tokens where it sent {len(token_ids)}"
-    if problem is not None:
-        raise malformed(f"{who} answered inconsistently: {problem}")
     named = answer.get("incarnation")
-    return Completion(
-        token_ids=token_ids,
-        logprobs=[float(value) for value in logprobs],
-        finish=finish,
-        spans=spans,
-        incarnation=named if isinstance(named, str) and named else incarnation,
-        usage_prompt=prompt_tokens,
-    )
+    incarnation = named if isinstance(named, str) and named else incarnation
+    return completion_of(who, request, sampled, vocabulary, incarnation)
 
 
 def read_prompt_logprobs(who: str, prompt_ids: Sequence[int], answer: dict[str, Any]) -> list[float]:
@@ -71,9 +52,9 @@ def read_prompt_logprobs(who: str, prompt_ids: Sequence[int], answer: dict[str, 
         logprobs = [entry[str(token)]["logprob"] for token, entry in zip(prompt_ids[1:], entries[1:], strict=True)]
     except (KeyError, TypeError) as error:
         raise malformed(f"{who} left out the logprob of a prompt token: {error!r}") from None
-    problem = _impossible(logprobs)
+    problem = impossible(logprobs)
     if problem is not None:
-        raise malformed(f"{who} answered inconsistently: {problem}")
+        raise inconsistent(who, problem)
     return [float(value) for value in logprobs]
 
 
@@ -85,7 +66,7 @@ def read_labels(who: str, answer: dict[str, Any]) -> set[str]:
         raise malformed(f"{who} does not say which weights it sampled with: {error!r}") from None
 
 
-def _finish(who: str, reason: object) -> FinishReason:
+def finish_of(who: str, reason: object) -> FinishReason:
     if reason == "stop":
         return FinishReason.STOP
     if reason == "length":
@@ -95,83 +76,30 @@ def _finish(who: str, reason: object) -> FinishReason:
     raise malformed(f"{who} stopped for a reason we do not know: {str(reason)[:40]!r}")
 
 
-def _token_problem(request: SampleRequest, ids: object, vocabulary: int, before: int = 0) -> str | None:
-    """`before`: how many tokens of the completion came earlier."""
-    if not isinstance(ids, list) or not ids:
-        return "no tokens"
-    if not all(type(i) is int and 0 <= i < vocabulary for i in ids):
-        return f"a token id is no whole number in [0, {vocabulary})"
-    if before + len(ids) > request.max_tokens:
-        return f"{before + len(ids)} tokens where at most {request.max_tokens} were asked for"
-    if not set(request.stop_token_ids).isdisjoint(ids[:-1]):
-        return "it went on after a stop token"
-    return None
+def spans_of(reported: Any) -> tuple[LabelSpan, ...]:
+    return tuple(LabelSpan(span["version"], span["start"], span["end"]) for span in reported)
 
 
-def _end_problem(request: SampleRequest, ids: list[int], finish: FinishReason) -> str | None:
-    stops = set(request.stop_token_ids)
-    if finish is FinishReason.STOP and stops and ids[-1] not in stops:
-        return f"it stopped at token {ids[-1]}, which is none of the stop tokens {sorted(stops)}"
-    return None
+class Growing(Grown):
+    """A completion as it is streamed: add events, look at what is there, ask for the whole at the end.
 
-
-def _logprob_problem(ids: list[int], logprobs: list[Any], echoed: list[Any]) -> str | None:
-    if len(logprobs) != len(ids):
-        return f"{len(logprobs)} logprobs for {len(ids)} tokens"
-    problem = _impossible(logprobs)
-    if problem is not None:
-        return problem
-    if any(echo is not None and echo != token for echo, token in zip(echoed, ids, strict=True)):
-        return "a logprob belongs to another token than was sampled"
-    return None
-
-
-def _impossible(logprobs: list[Any]) -> str | None:
-    if not all(type(v) in (int, float) and math.isfinite(v) for v in logprobs):
-        return "a logprob is not a finite number"
-    if not all(_INVENTED_LOGPROB < v <= _SLACK for v in logprobs):
-        return "a logprob is above 0 or a placeholder"
-    return None
-
-
-def _span_problem(tokens: int, spans: tuple[LabelSpan, ...]) -> str | None:
-    position = 0
-    for span in spans:
-        if type(span.start) is not int or type(span.end) is not int or not isinstance(span.label, str):
-            return "a version span is not a label with two whole numbers"
-        if span.start != position or span.end <= span.start:
-            return "version spans do not follow one another"
-        position = span.end
-    return None if position == tokens else f"version spans cover {position} of {tokens} tokens"
-
-
-class Growing:
-    """A completion as it is streamed: add events, look at what is there, ask for the whole at the end."""
+    The dev engine says in each event which weights sampled its tokens, counted from its own first one; vLLM says it
+    with the last event, for the whole completion.
+    """
 
     def __init__(self, who: str, request: SampleRequest, vocabulary: int, incarnation: str) -> None:
-        self._who = who
-        self._request = request
-        self._vocabulary = vocabulary
-        self._incarnation = incarnation
-        self._ids: list[int] = []
-        self._logprobs: list[float] = []
-        self._spans: list[LabelSpan] = []
+        super().__init__(who, request, vocabulary, incarnation)
         self._finish: object = None
         self._usage: dict[str, Any] | None = None
 
-    @property
-    def size(self) -> int:
-        """Tokens so far."""
-        return len(self._ids)
-
     def add(self, event: dict[str, Any]) -> None:
-        """Take an event's tokens, logprobs, and spans, which count from its own first token.
+        """Take an event's tokens, logprobs and spans.
 
         Raises EngineFailure for an error that the event carries, and for an event that contradicts itself, the
         request, or what came before; then nothing of it is taken.
         """
         if event.get("error") is not None:
-            raise _failure_in_stream(self._who, event["error"])
+            raise failure_in_stream(self._who, event["error"])
         try:
             choices = event["choices"]
             if len(choices) > 1:
@@ -186,49 +114,18 @@ class Growing:
 
     def _add(self, choice: dict[str, Any]) -> None:
         ids = choice["token_ids"] or []
-        problem = None
+        told = choice["weight_versions"] if ids else choice.get("weight_versions")
+        spans = None if told is None else spans_of(told)
         if ids:
             entries = choice["logprobs"]["content"]
             logprobs = [entry["logprob"] for entry in entries]
             echoed = [entry.get("token_id") for entry in entries]
-            spans = tuple(LabelSpan(s["version"], s["start"], s["end"]) for s in choice["weight_versions"])
-            problem = (
-                _token_problem(self._request, ids, self._vocabulary, before=self.size)
-                or _logprob_problem(ids, logprobs, echoed)
-                or _span_problem(len(ids), spans)
-            )
-            if problem is None and (self._finish is not None or self._ended):
-                problem = "it went on after its end"
-        if problem is not None:
-            raise malformed(f"{self._who} answered inconsistently: {problem}")
-        if ids:
-            self._join(spans)
-            self._ids += ids
-            self._logprobs += map(float, logprobs)
+            if self._finish is not None:
+                raise inconsistent(self._who, "it went on after its end")
+            self.take(ids, logprobs, echoed, spans)
+        elif spans and not self._labelled:
+            self.label(spans)
         self._finish = choice.get("finish_reason") or self._finish
-
-    @property
-    def _ended(self) -> bool:
-        return bool(self._ids) and self._ids[-1] in self._request.stop_token_ids
-
-    def _join(self, spans: tuple[LabelSpan, ...]) -> None:
-        """Append an event's spans, counted from the completion's first token; one label in a row is one span."""
-        for span in spans:
-            start, end = span.start + self.size, span.end + self.size
-            if self._spans and self._spans[-1].label == span.label:
-                start = self._spans.pop().start
-            self._spans.append(LabelSpan(span.label, start, end))
-
-    def partial(self) -> Completion:
-        """What is there, at least one token. It has not ended, so its `finish` means no more than that."""
-        return Completion(
-            token_ids=list(self._ids),
-            logprobs=list(self._logprobs),
-            finish=FinishReason.LENGTH,
-            spans=tuple(self._spans),
-            incarnation=self._incarnation,
-            usage_prompt=len(self._request.prompt_ids),
-        )
 
     def whole(self) -> Completion:
         """The completion, read as an answer that came at once. Raises EngineFailure where it has no end."""
@@ -280,7 +177,7 @@ def _event(who: str, data: bytes) -> dict[str, Any]:
     return event
 
 
-def _failure_in_stream(who: str, error: object) -> EngineFailure:
+def failure_in_stream(who: str, error: object) -> EngineFailure:
     """An error after the status line: classified by its code as an answer of that status would be."""
     code = error.get("code") if isinstance(error, dict) else None
     said = error.get("message") if isinstance(error, dict) else error

@@ -32,7 +32,7 @@ CONTROL_S: Final = 10.0
 _CONNECT_S: Final = 5.0
 _SEND_S: Final = 30.0
 """Longest stall while a prompt is being sent."""
-_INCARNATION_S: Final = 5.0
+INCARNATION_S: Final = 5.0
 _LABEL_S: Final = 0.25
 _JSON: Final = {"content-type": "application/json"}
 _START_TIME: Final = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})? (\S+)", re.MULTILINE)
@@ -47,7 +47,10 @@ def _keep_alive() -> list[tuple[int, int, int]]:
 
 
 class Connection:
-    """HTTP to one server, named `who` in messages."""
+    """HTTP to one server, named `who` in messages. What it says of itself is read as vLLM and the dev engine say it;
+    a subclass knows how others do (`_LABEL_PATH`, `_life`, `model`, `health`)."""
+
+    _LABEL_PATH = "/weight_info"
 
     def __init__(self, address: EngineAddress, *, base: str | None = None, through_proxies: bool = False) -> None:
         """`base`: what paths are behind; default: the address without `/v1`, where engines of our own have theirs.
@@ -82,12 +85,12 @@ class Connection:
 
     async def weight_info(self) -> WeightInfo:
         label, named = await self._weights()
-        return WeightInfo(label, named or await self._start_time())
+        return WeightInfo(label, named or await self._life())
 
-    async def label(self) -> str:
-        """What it calls its weights, as read a moment ago. Those who ask at once share an answer."""
+    async def label(self, *, fresh: bool = False) -> str:
+        """What it calls its weights, as read a moment ago, or now. Those who ask at once share an answer."""
         async with self._reading:
-            if self._label is None or time.monotonic() - self._label_read > _LABEL_S:
+            if fresh or self._label is None or time.monotonic() - self._label_read > _LABEL_S:
                 return (await self._weights())[0]
             return self._label
 
@@ -103,7 +106,7 @@ class Connection:
     async def incarnation(self) -> str:
         """As read within the last seconds."""
         async with self._reading:
-            if self._incarnation is None or time.monotonic() - self._incarnation_read > _INCARNATION_S:
+            if self._incarnation is None or time.monotonic() - self._incarnation_read > INCARNATION_S:
                 return (await self.weight_info()).incarnation
             return self._incarnation
 
@@ -167,7 +170,7 @@ class Connection:
     async def _weights(self) -> tuple[str, str | None]:
         """The label of its weights, and its incarnation where it names that."""
         asked = time.monotonic()
-        answer = await self.call("GET", "/weight_info")
+        answer = await self.call("GET", self._LABEL_PATH)
         label = answer.get("weight_version")
         if not isinstance(label, str) or not label:
             raise malformed(f"{self.who} does not say which weights it holds")
@@ -178,7 +181,8 @@ class Connection:
         self._remember(named)
         return label, named
 
-    async def _start_time(self) -> str:
+    async def _life(self) -> str:
+        """From what it says without naming it, which life of the server this is."""
         response = await self.send("GET", "/metrics")
         found = _START_TIME.search(response.text)
         incarnation = f"start-{float(found[1]):.2f}" if found else UNREPORTED

@@ -1,4 +1,4 @@
-"""The control side of an engine: pause, load weights, name them, resume, and score fixed tokens. vLLM's wire.
+"""The control side of an engine: pause, load weights under a name, resume, and score fixed tokens.
 
 Invariant: an engine is never left paused by whoever publishes to it, and never serves weights under a name that is not
 theirs. Whatever happens after the pause was asked for, `publish` asks for the resume before it passes the failure on;
@@ -9,16 +9,12 @@ Every call has a limit on its whole time and raises EngineFailure, and nothing i
 """
 
 import asyncio
-import re
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
-from .answers import read_labels, read_prompt_logprobs
-from .connection import CONTROL_S, Connection
-from .engines import EngineAddress, WeightInfo
-from .errors import EngineFailure, EngineFailureKind, malformed, unavailable
-from .vllm import GENERATE
+from .engines import WeightInfo
+from .errors import EngineFailure, EngineFailureKind, unavailable
 
 UNVERSIONED: Final = "unversioned"
 """What weights are called that were loaded and not confirmed; the dev engine calls them so by itself."""
@@ -27,93 +23,51 @@ PAUSE_S: Final = 60.0
 RESUME_S: Final = 30.0
 CHECKSUMS_S: Final = 300.0
 SCORE_S: Final = 120.0
-_RANK: Final = re.compile(r"^(?:[a-z]+\d+:)+")
-"""`dp0:pp0:pcp0:tp0:` before a tensor's name."""
 
 Result = TypeVar("Result")
 
 
-class EngineControl:
+class EngineControl(Protocol):
     """The control routes of one engine. Weights are read from a path on the engine's own machine."""
 
-    def __init__(self, address: EngineAddress) -> None:
-        self.engine_id = address.engine_id
-        self._concurrency = address.concurrency
-        self._server = Connection(address)
+    engine_id: str
 
-    async def weight_info(self) -> WeightInfo:
-        return await self._server.weight_info()
+    async def weight_info(self) -> WeightInfo: ...
 
-    async def is_paused(self) -> bool:
-        paused = (await self._server.call("GET", "/is_paused")).get("is_paused")
-        if not isinstance(paused, bool):
-            raise malformed(f"{self._server.who} does not say whether it is paused")
-        return paused
+    async def pause(self) -> None:
+        """No call in flight goes on over a load under the name that it began with. Harmless where it is paused."""
+        ...
 
-    async def pause(self, *, limit_s: float = PAUSE_S) -> None:
-        """Freeze calls in flight and drop every cached key and value. Harmless where it is paused already."""
-        await self._server.within(limit_s, "/pause?mode=keep&clear_cache=true")
-
-    async def load(self, path: Path, *, limit_s: float) -> None:
-        """Replace the weights by those under `path`. The engine must be paused."""
-        body = {"method": "reload_weights", "kwargs": {"weights_path": str(path)}}
-        await self._server.within(limit_s, "/collective_rpc", body)
+    async def load(self, path: Path, label: str, *, limit_s: float) -> None:
+        """Replace the weights by those under `path`, called `label`, and drop every cached key and value. After
+        `pause` only."""
+        ...
 
     async def set_version(self, label: str) -> None:
-        await self._server.within(CONTROL_S, "/update_weight_version", {"new_version": label})
+        """Call the weights it holds `label`; calls in flight go on."""
+        ...
 
-    async def resume(self, *, limit_s: float = RESUME_S) -> None:
+    async def resume(self) -> None:
         """Harmless where it is not paused."""
-        await self._server.within(limit_s, "/resume")
+        ...
 
-    async def checksums(self, *, limit_s: float = CHECKSUMS_S) -> dict[str, str]:
-        """The SHA-256 of each tensor by its plain name. A name that ranks report with different digests is sharded and
-        has no digest of its own; it is left out."""
-        path = "/weight_checker"
-        answer = self._server.parsed(path, await self._server.within(limit_s, path, {"action": "checksum"}))
-        reported = answer.get("checksums")
-        if not isinstance(reported, dict) or not all(isinstance(value, str) for value in reported.values()):
-            raise malformed(f"{self._server.who} did not return a digest for each tensor")
-        by_name: dict[str, set[str]] = {}
-        for name, digest in reported.items():
-            by_name.setdefault(_RANK.sub("", name), set()).add(digest)
-        return {name: digests.pop() for name, digests in by_name.items() if len(digests) == 1}
+    async def checksums(self) -> dict[str, str]:
+        """The SHA-256 of each tensor by its plain name, as far as the engine knows any."""
+        ...
 
-    async def score(
-        self, sequences: Sequence[Sequence[int]], *, label: str | None = None, limit_s: float = SCORE_S
-    ) -> list[list[float]]:
+    async def score(self, sequences: Sequence[Sequence[int]], *, label: str | None = None) -> list[list[float]]:
         """The logprob of every token but the first of each sequence, at temperature 1.
 
-        A sequence is shorter than the engine's context, since a token is sampled after it. `label`: the version that
-        must answer; another is an EngineFailure of kind WRONG_VERSION. `limit_s` holds for each sequence. Never asked
-        of a paused engine, which would not answer.
+        A sequence is shorter than the engine's context. `label`: the version that must answer; another is an
+        EngineFailure of kind WRONG_VERSION. Never asked of a paused engine, which would not answer.
         """
-        model = (await self._server.model()).get("id")
-        slots = asyncio.Semaphore(self._concurrency)
+        ...
 
-        async def one(ids: Sequence[int]) -> list[float]:
-            async with slots:
-                return await self._score(ids, model, label, limit_s)
-
-        return await _all([one(ids) for ids in sequences])
-
-    async def _score(self, ids: Sequence[int], model: object, label: str | None, limit_s: float) -> list[float]:
-        parameters = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0, "ignore_eos": True}
-        body = {"model": model, "token_ids": list(ids), "stream": False, "sampling_params": parameters}
-        answer = self._server.parsed(GENERATE, await self._server.within(limit_s, GENERATE, body))
-        if label is not None:
-            found = read_labels(self._server.who, answer)
-            if found != {label}:
-                says = f"{self._server.who} answered with weights {', '.join(sorted(found))} instead of {label}"
-                raise EngineFailure(EngineFailureKind.WRONG_VERSION, says, retryable=True)
-        return read_prompt_logprobs(self._server.who, ids, answer)
-
-    async def close(self) -> None:
-        await self._server.close()
+    async def close(self) -> None: ...
 
 
 async def publish(control: EngineControl, *, path: Path, label: str, load_timeout_s: float) -> None:
-    """Put the weights under `path` into an engine and call them `label`: pause, load, name, resume.
+    """Put the weights under `path` into an engine and call them `label`: pause, load under that name, resume.
 
     An engine that was found paused is resumed, too. What it then serves is to be probed, after this returned. Cancelled
     or failing, it first resumes the engine, which takes up to `RESUME_S` and ten seconds more. Where even that fails,
@@ -124,8 +78,7 @@ async def publish(control: EngineControl, *, path: Path, label: str, load_timeou
     try:
         await _to_the_end(control.pause())
         loading = True
-        await control.load(path, limit_s=load_timeout_s)
-        await control.set_version(label)
+        await control.load(path, label, limit_s=load_timeout_s)
         now = await control.weight_info()
         if now != WeightInfo(label, before):
             raise unavailable(f"engine {control.engine_id} was restarted or given another name while it loaded weights")
@@ -170,7 +123,7 @@ async def _to_the_end(work: Coroutine[Any, Any, Result]) -> Result:
     return task.result()
 
 
-async def _all(work: list[Coroutine[Any, Any, list[float]]]) -> list[list[float]]:
+async def all_of(work: list[Coroutine[Any, Any, list[float]]]) -> list[list[float]]:
     """All results, in order; the first failure ends the others."""
     tasks = [asyncio.ensure_future(one) for one in work]
     try:
@@ -179,3 +132,8 @@ async def _all(work: list[Coroutine[Any, Any, list[float]]]) -> list[list[float]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def wrong_version(who: str, found: set[str], label: str) -> EngineFailure:
+    says = f"{who} answered with weights {', '.join(sorted(found))} instead of {label}"
+    return EngineFailure(EngineFailureKind.WRONG_VERSION, says, retryable=True)

@@ -8,15 +8,15 @@ machine that vanishes is noticed by TCP keep-alive within half a minute. Cancell
 the engine abort the request. Nothing is retried here.
 """
 
-import time
-from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, Final
 
 from ..contracts.engines import CAPABILITIES
 from .answers import Growing, read_completion
 from .connection import UNREPORTED, Connection
-from .engines import Completion, EngineAddress, Progress, SampleRequest, WeightInfo, why_unsupported
-from .errors import EngineFailure, EngineFailureKind, rejected
+from .engines import Completion, EngineAddress, LabelSpan, Progress, SampleRequest, WeightInfo, why_unsupported
+from .errors import EngineFailure, rejected
+from .streaming import grown
 
 GENERATE: Final = "/inference/v1/generate"
 _VOCABULARY: Final = 2**31
@@ -42,26 +42,31 @@ class VllmEngine:
         incarnation = await self._server.incarnation()
         body = request_body(request, served.get("id"), stream=progress is not None)
         if progress is not None:
+            told = self._labelled(await self._server.label(), progress)
             growing = Growing(self._server.who, request, self._vocabulary, incarnation)
-            return await self._grown(growing, body, progress)
+            return await grown(growing, self._server.events(GENERATE, body), told, every_s=PROGRESS_S)
         answer = await self._server.call("POST", GENERATE, body, silence_s=None)
         return read_completion(self._server.who, request, answer, self._vocabulary, incarnation)
 
-    async def _grown(self, growing: Growing, body: dict[str, Any], progress: Progress) -> Completion:
-        """The whole of a streamed completion; `progress` hears of what came before a stream broke off, too."""
-        told, told_at = 0, time.monotonic()
-        try:
-            async with aclosing(self._server.events(GENERATE, body)) as stream:
-                async for event in stream:
-                    growing.add(event)
-                    if time.monotonic() - told_at >= PROGRESS_S and growing.size > told:
-                        told, told_at = growing.size, time.monotonic()
-                        await progress(growing.partial())
-            return growing.whole()
-        except EngineFailure as failure:
-            if failure.kind is not EngineFailureKind.MALFORMED and growing.size > told:
-                await progress(growing.partial())
-            raise
+    def _labelled(self, label: str, progress: Progress) -> Progress:
+        """Tell `progress` only of tokens of which it is known which weights sampled them.
+
+        vLLM says it at the end. Before that they are those which it held before it was asked (`label`), if it still
+        holds them now. What it sampled across a reload, or just before it died, is not told of.
+        """
+
+        async def told(partial: Completion) -> None:
+            if partial.spans:
+                await progress(partial)
+                return
+            try:
+                now = await self._server.label(fresh=True)
+            except EngineFailure:
+                return
+            if now == label:
+                await progress(replace(partial, spans=(LabelSpan(label, 0, len(partial.token_ids)),)))
+
+        return told
 
     async def health(self) -> None:
         await self._server.health()

@@ -24,6 +24,7 @@ from transformers.utils import logging
 
 from ..contracts.training import OptimConfig, TrainerConfig
 from .checkpoint import MANIFEST
+from .heads import has_head, write_head
 from .problem import TrainerProblem
 
 FOLDER: Final = "trainer"
@@ -47,6 +48,8 @@ class State:
     """Steps taken."""
     beside: dict[str, bytes]
     """Small files of the model's folder."""
+    head_apart: bool
+    """The folder has the head of a tied model as a tensor of its own, and so have the folders made from it."""
 
     @property
     def vocabulary(self) -> int:
@@ -57,7 +60,7 @@ def fresh(folder: Path, optim: OptimConfig, seed: int, device: str) -> State:
     """Version 0: the weights of a model folder."""
     model = _load(folder, device)
     rng = torch.Generator().manual_seed(seed).get_state()
-    return State(model, _optimizer(model, optim), rng, 0, _beside(folder))
+    return State(model, _optimizer(model, optim), rng, 0, _beside(folder), has_head(folder))
 
 
 def read(folder: Path, optim: OptimConfig, device: str) -> State:
@@ -70,13 +73,15 @@ def read(folder: Path, optim: OptimConfig, device: str) -> State:
         tensors = load_file(folder / FOLDER / _OPTIMIZER)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise TrainerProblem(f"{folder} holds no trainer's state that can be read: {_line(error)}.") from error
-    return State(model, _optimizer(model, optim, tensors), rng, version, _beside(folder))
+    return State(model, _optimizer(model, optim, tensors), rng, version, _beside(folder), has_head(folder))
 
 
 def fill(state: State, config: TrainerConfig, folder: Path) -> None:
     """Write model, small files, optimiser and the rest into an empty folder."""
     with quiet():
         state.model.save_pretrained(str(folder))
+    if state.head_apart:
+        write_head(folder)
     for name, content in state.beside.items():
         (folder / name).write_bytes(content)
     (folder / FOLDER).mkdir()

@@ -69,7 +69,7 @@ def test_contradictory_options_are_refused(decorator: Any, options: dict[str, An
 def test_weights_and_member_counts_must_make_sense() -> None:
     def method(self: object) -> None: ...
 
-    refused("weight must be a finite number", lambda: reward(weight=float("inf"))(method))
+    refused("the weight is inf; it must be finite", lambda: reward(weight=float("inf"))(method))
     refused("min_valid must be at least 1", lambda: group_reward(min_valid=0)(method))
 
 

@@ -13,9 +13,9 @@ from atropos.inference import vllm
 from atropos.inference.answers import events
 from atropos.inference.engines import Completion, EngineAddress, LabelSpan, SampleRequest
 from atropos.inference.errors import EngineFailure, EngineFailureKind
-from atropos.inference.vllm import VllmEngine
+from atropos.inference.vllm import GENERATE, VllmEngine
 from atropos.tests.inference.servers import Answer, Seen, completion, engine_answer, serving
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 K = EngineFailureKind
@@ -57,19 +57,25 @@ def streamed(*parts: Any, done: bool = True, **answer: Any) -> Callable[[Seen], 
     return lambda _: Answer(body=lines(*parts, done=done), headers=headers, **answer)
 
 
-async def drawn(answer: Callable[[Seen], Answer]) -> tuple[Completion | EngineFailure, list[Completion], Any]:
-    """What became of a streamed call, what was told of it, and what was sent."""
+async def drawn(
+    answer: Callable[[Seen], Answer], *, weights: bool = False
+) -> tuple[Completion | EngineFailure, list[Completion], Any]:
+    """What became of a streamed call, what was told of it, and what was sent. `weights`: `answer` names them, too."""
     told: list[Completion] = []
 
     async def progress(partial: Completion) -> None:
         told.append(partial)
 
-    async with serving(engine_answer(answer)) as server:
+    def sent() -> Any:
+        return next(seen.json for seen in reversed(server.seen) if seen.path == GENERATE)
+
+    usual = engine_answer(answer)
+    async with serving(lambda seen: answer(seen) if seen.path == "/weight_info" and weights else usual(seen)) as server:
         engine = VllmEngine(EngineAddress("a", EngineKind.VLLM, server.url), vocabulary=100)
         try:
-            return await engine.sample(REQUEST, progress), told, server.seen[-1].json
+            return await engine.sample(REQUEST, progress), told, sent()
         except EngineFailure as failure:
-            return failure, told, server.seen[-1].json
+            return failure, told, sent()
         finally:
             await engine.close()
 
@@ -99,6 +105,69 @@ async def test_a_streamed_completion_equals_the_one_that_comes_at_once(cuts: lis
     for partial in told:
         assert len(partial.logprobs) == len(partial.token_ids) == partial.spans[-1].end
     assert told[-1].spans == (LabelSpan("v3", 0, 2), LabelSpan("v4", 2, 5))
+
+
+def late(*cuts: int, labels: Any = None, finish: str = "stop") -> list[dict[str, Any]]:
+    """The completion in events of which only the last says what sampled it, all of it."""
+    parts = [event(a, b, weight_versions=None) for a, b in itertools.pairwise((0, *cuts, 5))]
+    spans = [{"version": "v3", "start": 0, "end": 2}, {"version": "v4", "start": 2, "end": 5}]
+    parts[-1]["choices"][0] |= {"finish_reason": finish, "weight_versions": labels or spans}
+    return parts
+
+
+@pytest.mark.parametrize("cuts", [[], [3], [1, 2, 3, 4]])
+async def test_a_stream_may_say_at_its_end_what_sampled_all_of_it(cuts: list[int]) -> None:
+    got, _, _ = await drawn(streamed(*late(*cuts)))
+    assert got == await at_once()
+
+
+async def test_a_last_event_without_tokens_may_say_what_sampled_all() -> None:
+    parts = [event(0, 5, weight_versions=None), event(5, 5, finish_reason="stop")]
+    parts[-1]["choices"][0]["weight_versions"] = [{"version": "v4", "start": 0, "end": 5}]
+    got, _, _ = await drawn(streamed(*parts))
+    assert isinstance(got, Completion)
+    assert got.spans == (LabelSpan("v4", 0, 5),)
+
+
+async def test_tokens_without_a_version_are_told_of_while_the_engine_holds_what_it_held_before() -> None:
+    got, told, _ = await drawn(streamed(*late(2, 4)))
+    assert isinstance(got, Completion)
+    assert [(partial.token_ids, partial.spans) for partial in told] == [
+        (IDS[:2], (LabelSpan("v3", 0, 2),)),
+        (IDS[:4], (LabelSpan("v3", 0, 4),)),
+        (IDS, got.spans),
+    ]
+
+
+@pytest.mark.parametrize("now", [Answer(body={"weight_version": "v4", "incarnation": "life-1"}), Answer(503, b"")])
+async def test_tokens_without_a_version_are_not_told_of_once_the_engine_holds_another_or_is_gone(now: Answer) -> None:
+    parts, begun = late(2, 4)[:2], []
+
+    def generate(seen: Seen) -> Answer:
+        begun.append(seen.path)
+        return streamed(*parts)(seen)
+
+    usual = engine_answer(generate)
+    failure, told, _ = await drawn(
+        lambda seen: now if begun and seen.path == "/weight_info" else usual(seen), weights=True
+    )
+    assert isinstance(failure, EngineFailure)
+    assert "broke off after 4 tokens" in failure.message
+    assert told == []
+
+
+@pytest.mark.parametrize(
+    ("labels", "says"),
+    [
+        ([{"version": "v4", "start": 0, "end": 3}], "cover 3 of 5"),
+        ([{"version": "v4", "start": 2, "end": 5}], "follow"),
+    ],
+)
+async def test_versions_said_at_the_end_must_cover_the_whole(labels: Any, says: str) -> None:
+    failure, _, _ = await drawn(streamed(*late(2, labels=labels)))
+    assert isinstance(failure, EngineFailure)
+    assert failure.kind is K.MALFORMED
+    assert says in failure.message
 
 
 async def test_a_completion_that_was_cut_ends_so() -> None:
@@ -189,7 +258,7 @@ def span(start: int, end: int) -> list[dict[str, Any]]:
         (event(2, 4, logprobs=None), "left out or misspelt"),
         (event(2, 4, weight_versions=span(2, 4)), "do not follow"),
         (event(2, 4, weight_versions=span(0, 1)), "cover 1 of 2"),
-        (event(2, 4, weight_versions=None), "left out or misspelt"),
+        (event(2, 4, weight_versions=None), "does not say which weights sampled these tokens"),
         (event(2, 4) | {"choices": [choice(2, 3), choice(3, 4)]}, "2 completions"),
         (event(2, 4) | {"choices": None}, "left out or misspelt"),
         ([], "no JSON object"),
@@ -254,6 +323,7 @@ async def test_progress_is_told_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told == []
 
 
+@settings(deadline=None)
 @given(st.data())
 async def test_events_are_read_however_the_bytes_are_cut(data: st.DataObject) -> None:
     said = [{"a": 1}, {"b": "ü\u2028"}]

@@ -12,7 +12,8 @@ import atropos.activities.training as training
 import atropos.trainer.step as step
 from atropos.cli.worker import Replaced
 from atropos.db.batches import Leased
-from atropos.inference.control import UNVERSIONED, EngineControl
+from atropos.inference.control import UNVERSIONED
+from atropos.inference.vllm_control import VllmControl
 from atropos.trainer import checkpoint
 
 from .armed import Armed
@@ -36,10 +37,10 @@ def armed(folder: Path) -> Replaced:
     )
     _around_async(publishing, "publish", before=lambda: points.reach("loading"))
 
-    class Control(EngineControl):
-        async def load(self, path: Path, *, limit_s: float) -> None:
+    class Control(VllmControl):
+        async def load(self, path: Path, label: str, *, limit_s: float) -> None:
             found = points.take("wrong")
-            await super().load(path if found is None else Path(found), limit_s=limit_s)
+            await super().load(path if found is None else Path(found), label, limit_s=limit_s)
 
         async def set_version(self, label: str) -> None:
             if label != UNVERSIONED:

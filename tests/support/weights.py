@@ -19,20 +19,28 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from .scripted import Script, ScriptedEngine
 
 
-def add_weights(folder: Path) -> Path:
-    """Random weights of a very small Llama in a folder that has a tokenizer."""
-    torch.manual_seed(7)
+def add_weights(
+    folder: Path, *, seed: int = 7, width: int = 16, layers: int = 1, tied: bool = False, times: float = 1.0
+) -> Path:
+    """Random weights of a very small Llama in a folder that has a tokenizer. `times`: by how much its matrices are
+    larger than usual; the larger, the less alike are the logprobs of two seeds."""
+    torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=len(AutoTokenizer.from_pretrained(str(folder))),
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
+        hidden_size=width,
+        intermediate_size=width,
+        num_hidden_layers=layers,
         num_attention_heads=2,
         num_key_value_heads=2,
         max_position_embeddings=2048,
-        tie_word_embeddings=False,
+        tie_word_embeddings=tied,
     )
-    LlamaForCausalLM(config).save_pretrained(str(folder))
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(times)
+    model.save_pretrained(str(folder))
     return folder
 
 

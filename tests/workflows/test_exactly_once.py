@@ -25,8 +25,9 @@ from atropos.contracts.queues import WorkerRole
 from atropos.contracts.states import RunState
 from atropos.db.engines import engines_of
 from atropos.db.runs import get_run
-from atropos.inference.control import UNVERSIONED, EngineControl
+from atropos.inference.control import UNVERSIONED
 from atropos.inference.engines import EngineAddress
+from atropos.inference.vllm_control import VllmControl
 from atropos.tests.inference.engine.conftest import Running
 from transformers import AutoTokenizer
 
@@ -107,7 +108,7 @@ async def until(true: Callable[[], object]) -> None:
 
 
 async def label_of(url: str) -> str:
-    control = EngineControl(EngineAddress("dev", EngineKind.DEV, url))
+    control = VllmControl(EngineAddress("dev", EngineKind.DEV, url))
     try:
         return (await control.weight_info()).label
     finally:

@@ -17,8 +17,8 @@ from atropos.contracts.states import RunState
 from atropos.contracts.training import TrainerConfig
 from atropos.db.audit import audit_run
 from atropos.db.encoding import unpack_floats, unpack_ids
-from atropos.inference.control import EngineControl
 from atropos.inference.engines import EngineAddress
+from atropos.inference.vllm_control import VllmControl
 from atropos.settings import child_environment
 from atropos.tests.inference.engine.conftest import Running
 from atropos.trainer.learner import Learner
@@ -79,7 +79,7 @@ async def aside(block: AbstractContextManager[Running]) -> AsyncIterator[Running
 
 
 async def label_of(url: str) -> str:
-    control = EngineControl(EngineAddress("dev", EngineKind.DEV, url))
+    control = VllmControl(EngineAddress("dev", EngineKind.DEV, url))
     try:
         return (await control.weight_info()).label
     finally:

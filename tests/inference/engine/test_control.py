@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 from atropos.contracts.engines import EngineKind
-from atropos.inference.control import UNVERSIONED, EngineControl, publish
+from atropos.inference.control import UNVERSIONED, publish
 from atropos.inference.engines import EngineAddress
 from atropos.inference.errors import EngineFailure, EngineFailureKind
 from atropos.inference.probe import Probe, Verdict, judge, judge_checksums, noise_of
+from atropos.inference.vllm_control import VllmControl
 from atropos.tests.inference.conformance import reference_logprobs
 from atropos.tests.inference.servers import Answer, Seen, serving
 from safetensors.torch import load_file, save_file
@@ -25,12 +26,12 @@ SEQUENCES = tuple(tuple((17 * i + 5 * j) % 256 for j in range(12 + 9 * i)) for i
 Weights = tuple[Path, Path]
 
 
-def control_of(url: str) -> EngineControl:
-    return EngineControl(EngineAddress("dev", EngineKind.DEV, url))
+def control_of(url: str) -> VllmControl:
+    return VllmControl(EngineAddress("dev", EngineKind.DEV, url))
 
 
 @pytest.fixture
-async def control(engine: Running, weights: Weights) -> AsyncIterator[EngineControl]:
+async def control(engine: Running, weights: Weights) -> AsyncIterator[VllmControl]:
     client = control_of(engine.url)
     yield client
     await publish(client, path=weights[0], label="default", load_timeout_s=60)
@@ -42,14 +43,14 @@ def logprobs(folder: Path) -> tuple[tuple[float, ...], ...]:
     return tuple(tuple(reference_logprobs(folder, ids[:1], ids[1:])) for ids in SEQUENCES)
 
 
-async def measured(control: EngineControl, trainer: tuple[tuple[float, ...], ...]) -> float:
+async def measured(control: VllmControl, trainer: tuple[tuple[float, ...], ...]) -> float:
     """The noise at version 0, as publishing measures it."""
     found = judge(Probe(SEQUENCES, trainer, trainer), await control.score(SEQUENCES, label="v0"), noise_of(None))
     return noise_of(found.distance_after)
 
 
 async def test_the_probe_tells_new_weights_from_old_ones_under_a_new_name(
-    control: EngineControl, weights: Weights
+    control: VllmControl, weights: Weights
 ) -> None:
     old, new = logprobs(weights[0]), logprobs(weights[1])
     await publish(control, path=weights[0], label="v0", load_timeout_s=60)
@@ -65,7 +66,7 @@ async def test_the_probe_tells_new_weights_from_old_ones_under_a_new_name(
 
 
 async def test_a_step_too_small_for_logprobs_is_seen_by_digests(
-    control: EngineControl, weights: Weights, tmp_path: Path
+    control: VllmControl, weights: Weights, tmp_path: Path
 ) -> None:
     tensors = load_file(weights[0] / "model.safetensors")
     tensors["lm_head.weight"][0, 0] += 1e-6
@@ -87,14 +88,14 @@ def digest(tensor: torch.Tensor) -> str:
     return hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest()
 
 
-async def test_another_version_than_expected_is_a_failure(control: EngineControl) -> None:
+async def test_another_version_than_expected_is_a_failure(control: VllmControl) -> None:
     await control.set_version("v7")
     with pytest.raises(EngineFailure, match="weights v7 instead of v8") as caught:
         await control.score(SEQUENCES[:1], label="v8")
     assert caught.value.kind is EngineFailureKind.WRONG_VERSION
 
 
-async def test_an_engine_found_paused_is_published_to_and_resumed(control: EngineControl, weights: Weights) -> None:
+async def test_an_engine_found_paused_is_published_to_and_resumed(control: VllmControl, weights: Weights) -> None:
     await control.pause()
     await control.pause()
     await publish(control, path=weights[1], label="v1", load_timeout_s=60)
@@ -106,7 +107,7 @@ async def test_an_engine_found_paused_is_published_to_and_resumed(control: Engin
 
 
 async def test_weights_that_cannot_be_loaded_leave_the_engine_running_and_unnamed(
-    control: EngineControl, tmp_path: Path
+    control: VllmControl, tmp_path: Path
 ) -> None:
     with pytest.raises(EngineFailure, match=r"holds no model\.safetensors") as caught:
         await publish(control, path=tmp_path, label="v1", load_timeout_s=60)
@@ -128,21 +129,21 @@ def weights_that_never_come(folder: Path) -> Iterator[Path]:
             os.close(os.open(folder / "pipe.safetensors", os.O_WRONLY | os.O_NONBLOCK))
 
 
-class Watched(EngineControl):
+class Watched(VllmControl):
     """Says when a load has been asked for."""
 
     def __init__(self, url: str) -> None:
         super().__init__(EngineAddress("dev", EngineKind.DEV, url))
         self.loading = asyncio.Event()
 
-    async def load(self, path: Path, *, limit_s: float) -> None:
+    async def load(self, path: Path, label: str, *, limit_s: float) -> None:
         asyncio.get_running_loop().call_later(0.2, self.loading.set)
-        await super().load(path, limit_s=limit_s)
+        await super().load(path, label, limit_s=limit_s)
 
 
 @pytest.mark.parametrize("times", [1, 2])
 async def test_a_publisher_cancelled_while_it_loads_leaves_the_engine_resumed(
-    times: int, engine: Running, control: EngineControl, tmp_path: Path
+    times: int, engine: Running, control: VllmControl, tmp_path: Path
 ) -> None:
     watched = Watched(engine.url)
     with weights_that_never_come(tmp_path) as folder:
@@ -159,7 +160,7 @@ async def test_a_publisher_cancelled_while_it_loads_leaves_the_engine_resumed(
 
 
 async def test_a_publisher_cancelled_while_it_pauses_leaves_the_engine_resumed(
-    control: EngineControl, weights: Weights
+    control: VllmControl, weights: Weights
 ) -> None:
     crowd = asyncio.create_task(control.score([[i % 256 for i in range(900)]] * 8))
     publisher = asyncio.create_task(publish(control, path=weights[1], label="v1", load_timeout_s=60))
@@ -172,7 +173,7 @@ async def test_a_publisher_cancelled_while_it_pauses_leaves_the_engine_resumed(
     assert len(await crowd) == 8
 
 
-async def test_a_load_that_takes_too_long_is_a_failure(control: EngineControl, tmp_path: Path) -> None:
+async def test_a_load_that_takes_too_long_is_a_failure(control: VllmControl, tmp_path: Path) -> None:
     with weights_that_never_come(tmp_path) as folder:
         publisher = asyncio.create_task(publish(control, path=folder, label="v1", load_timeout_s=0.5))
         await asyncio.sleep(1.0)
