@@ -99,10 +99,12 @@ _LOCK_DOUBTED: Final = _DOUBTED + "ORDER BY 2, 3, 4 FOR NO KEY UPDATE OF e"
 """Behind this lock no turn is added any more, so that the next statement counts all of them."""
 
 _INVALIDATE: Final = f"""
-WITH doubted AS ({_DOUBTED}), spent AS (
-  SELECT group_no, member, attempt, count(*) AS turns, sum(octet_length(sampled) / 4) AS tokens,
-    min(policy_version) AS version
-  FROM turns JOIN doubted USING (run_id, group_no, member, attempt) GROUP BY group_no, member, attempt
+WITH doubted AS MATERIALIZED ({_DOUBTED}), spent AS (
+  SELECT d.group_no, d.member, d.attempt, s.turns, s.tokens, s.version
+  FROM doubted d CROSS JOIN LATERAL (
+    SELECT count(*) AS turns, sum(octet_length(t.sampled) / 4) AS tokens, min(t.policy_version) AS version FROM turns t
+    WHERE t.run_id = d.run_id AND t.group_no = d.group_no AND t.member = d.member AND t.attempt = d.attempt
+  ) AS s
 )
 UPDATE episodes e SET state = 'failed', stop = 'failed', failure = 'engine', reason = %(reason)s, reward = NULL,
   turns = spent.turns, sampled_tokens = spent.tokens, policy_version = spent.version,
