@@ -6,7 +6,6 @@ nothing. No token is made up: such a turn has none, only the provider's own coun
 
 from temporalio import activity
 
-from ..contracts.flow import Spent, completion_budget
 from ..contracts.messages import Message
 from ..contracts.records import EpisodeFacts, TurnRecord
 from ..db.turns import load_answers, save_turn
@@ -15,10 +14,8 @@ from ..inference.engines import Answer, AskRequest, ContextOverflow, Said
 from ..inference.errors import EngineFailure
 from .failures import engine_failure
 from .patience import patiently
-from .prompts import answers
+from .prompts import answers, token_budget
 from .services import Services
-
-_UNLIMITED = 2**31
 
 
 async def ask_turn(
@@ -30,10 +27,7 @@ async def ask_turn(
     """
     run = await services.run(facts.key.run_id)
     sampling = run.config.sampling_for(facts.evaluation)
-    limits = environment.spec.limits.tightened(run.config.environment(facts.environment).limits)
-    spent = Spent(turns=len(facts.turns), tokens=sum(record.tokens for record in facts.turns))
-    context = run.config.model.context or _UNLIMITED
-    budget = completion_budget(limits, spent, sampling.max_tokens, known_prompt(facts), context)
+    budget = token_budget(run.config, facts, environment, known_prompt(facts))
     if budget <= 0:
         return None
     request = AskRequest(

@@ -6,10 +6,16 @@ whatever answered a turn is told in the order of its calls.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
+from ..contracts.flow import Spent, completion_budget
 from ..contracts.messages import Message, ToolSpec, preview, tool_result
 from ..contracts.records import STEP_INDEX, EpisodeFacts, TurnRecord
+from ..contracts.runfile import RunConfig
+from ..environments.loaded import LoadedEnvironment
 from ..inference.tokens import TokenRenderer
+
+_UNLIMITED: Final = 2**31
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +26,16 @@ class Prompt:
     delta: list[int]
     segment: int
     opens: bool
+
+
+def token_budget(
+    config: RunConfig, facts: EpisodeFacts, environment: LoadedEnvironment, prompt: int, known_limit: int | None = None
+) -> int:
+    """Tokens the next completion may have; none of them: it would not fit. `known_limit`: the model's own context."""
+    limits = environment.spec.limits.tightened(config.environment(facts.environment).limits)
+    spent = Spent(turns=len(facts.turns), tokens=sum(turn.tokens for turn in facts.turns))
+    context = config.model.context or known_limit or _UNLIMITED
+    return completion_budget(limits, spent, config.sampling_for(facts.evaluation).max_tokens, prompt, context)
 
 
 def build_prompt(facts: EpisodeFacts, renderer: TokenRenderer, tools: Sequence[ToolSpec]) -> Prompt:

@@ -13,7 +13,6 @@ from typing import TypeAlias
 from temporalio import activity
 
 from ..contracts.activities import SAMPLE_TURN, SampleTurn, TurnResult
-from ..contracts.flow import Spent, completion_budget
 from ..contracts.ids import EpisodeKey
 from ..contracts.reasons import FailureKind, FinishReason
 from ..contracts.records import EpisodeFacts, PartialTurn, Sampled, TurnRecord, VersionSpan
@@ -32,7 +31,7 @@ from .entry import entered
 from .failures import engine_failure, final, refuse_ended_run, waited_out
 from .keeping import STREAMED_ABOVE, continued, ended, keeping
 from .patience import patiently
-from .prompts import Prompt, build_prompt, spoken
+from .prompts import Prompt, build_prompt, spoken, token_budget
 from .restoring import set_aside
 from .services import Services
 
@@ -83,10 +82,7 @@ class ModelActivities:
     ) -> int:
         """Tokens this completion may have."""
         run = await self._services.run(facts.key.run_id)
-        limits = environment.spec.limits.tightened(run.config.environment(facts.environment).limits)
-        spent = Spent(turns=len(facts.turns), tokens=sum(turn.tokens for turn in facts.turns))
-        context = run.config.model.context or renderer.context_limit or 2**31
-        return completion_budget(limits, spent, run.config.sampling_for(facts.evaluation).max_tokens, prompt, context)
+        return token_budget(run.config, facts, environment, prompt, renderer.context_limit)
 
     async def _sample(
         self,

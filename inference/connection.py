@@ -61,14 +61,18 @@ class Connection:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=address.concurrency + 4)
         # Certificates take 25 ms to load, and most engines are spoken to without.
         verify = address.url.startswith("https:")
-        transport = httpx.AsyncHTTPTransport(
-            verify=verify, retries=0, socket_options=_keep_alive(), limits=limits, trust_env=False
+        transport = (
+            None
+            if through_proxies
+            else httpx.AsyncHTTPTransport(
+                verify=verify, retries=0, socket_options=_keep_alive(), limits=limits, trust_env=False
+            )
         )
         self._http = httpx.AsyncClient(
             base_url=base or address.url.rstrip("/").removesuffix("/v1"),
             headers={"authorization": f"Bearer {address.api_key}"} if address.api_key else {},
             timeout=httpx.Timeout(connect=_CONNECT_S, read=None, write=_SEND_S, pool=None),
-            transport=None if through_proxies else transport,
+            transport=transport,
             limits=limits,
             verify=verify,
             trust_env=through_proxies,

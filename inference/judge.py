@@ -16,8 +16,9 @@ from typing import Any, Final
 import httpx
 
 from ..contracts.context import JudgeUnavailable
-from ..contracts.messages import ImagePart, Message
+from ..contracts.messages import Message
 from ..contracts.runfile import JudgeConfig
+from .chat import parts
 from .errors import EngineFailure, failure_from_status, failure_from_transport, malformed
 
 _TRIES: Final = 3
@@ -55,7 +56,7 @@ class HttpJudge:
             headers["authorization"] = f"Bearer {key}"
         body = {
             "model": judge.model,
-            "messages": [{"role": m.role.value, "content": _content(m)} for m in messages],
+            "messages": [{"role": m.role.value, "content": parts(m, "text", "image_url")} for m in messages],
             "max_tokens": max_tokens,
             "temperature": 0,
         }
@@ -99,17 +100,6 @@ def read_answer(who: str, content: bytes) -> str:
     if not isinstance(text, str) or not text.strip():
         raise malformed(f"{who} answered without text")
     return text
-
-
-def _content(message: Message) -> str | list[dict[str, Any]]:
-    if isinstance(message.content, str):
-        return message.content
-    return [
-        {"type": "image_url", "image_url": {"url": part.url}}
-        if isinstance(part, ImagePart)
-        else {"type": "text", "text": part.text}
-        for part in message.content
-    ]
 
 
 def _pause(failed: int, failure: EngineFailure) -> float:
