@@ -56,11 +56,9 @@ class Trial:
 
     async def begin(self) -> None:
         """Load version 0 and measure by how much two implementations differ."""
-        self._old = self._weights()
-        self._older = self._old
+        self._older = self._weights()
         before = self._logprobs()
-        judged = await self._proof(VllmControl(self._address), self._old, before, before, "auto")
-        self._noise = judged[1]
+        _, self._noise = await self._proof(VllmControl(self._address), self._older, before, before, "auto")
 
     async def reload(self, rate: float, fault: str | None) -> Verdict:
         """One step and one reload of it."""
